@@ -1,0 +1,1 @@
+"""Receipts: what was claimed, checked and decided. Needs no engine."""

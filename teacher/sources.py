@@ -1,0 +1,65 @@
+"""What a logit source is: the one interface behind teacher, reference and every candidate.
+
+A source runs a plan and yields float32 logits, block after block, in plan order. It lives in a process of its
+own (`teacher.worker`), so that one side's BLAS, threads and environment never reach another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Example(Protocol):
+    """One token sequence and the calls it is cut into."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def calls(self) -> tuple[int, ...]: ...
+
+
+class Plan(Protocol):
+    """What is run, the same for every source."""
+
+    @property
+    def examples(self) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitBlock:
+    """Logits of some consecutive positions of one call.
+
+    Attributes:
+        example: index into the plan's examples.
+        call: index into that example's calls.
+        position: first token position of the block within the example.
+        logits: [n, V] float32, C order; row i predicts the token after `position + i`.
+    """
+
+    example: int
+    call: int
+    position: int
+    logits: npt.NDArray[np.float32]
+
+
+class LogitSource(Protocol):
+    """Token ids in, full-vocabulary logits out.
+
+    Blocks arrive in order of example, call and position and cover every position exactly once. Each example
+    starts from an empty cache. A source raises EngineFailedError when it cannot go on.
+    """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return what a receipt needs to name this engine: version, build, settings, digests of its files."""
+        ...
+
+    def blocks(self, plan: Plan) -> Iterator[LogitBlock]:
+        """Run the plan and yield its logits."""
+        ...
