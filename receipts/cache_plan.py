@@ -195,7 +195,7 @@ def plan_cache(sizes: CacheSizes, max_sequence_tokens: int) -> CachePlan:
     total = _checked(kind_bytes[FULL] + kind_bytes[LINEAR], "total bytes")
     if total > MAX_PAYLOAD_BYTES:
         raise PlanError(f"cache plan: expected at most {MAX_PAYLOAD_BYTES} bytes in all, got {total}")
-    view = {
+    view: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "profile": PROFILE,
         "max_sequence_tokens": max_sequence_tokens,
