@@ -1,0 +1,1 @@
+"""Two streams of logits in, one comparison out."""

@@ -1,0 +1,1 @@
+"""What was measured and decided, for people and for programs."""

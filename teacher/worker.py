@@ -1,0 +1,144 @@
+"""The process one logit source lives in: `python -m teacher.worker JOB.json`.
+
+The job names the source, its settings and either a plan to run or a question to answer. Messages go to the
+inherited pipe whose number the job holds (see `teacher.frames`); whatever the engine prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from receipts.errors import EngineMissingError, HarnessError
+from teacher.candidates import CANDIDATES
+from teacher.frames import encode_error, encode_json, rows_per_frame, write_frame
+
+SOURCES: dict[str, str] = {"transformers": "teacher.reference:TransformersReference", **CANDIDATES}
+"""Name of a source -> `module:class`. A kind written `module:class` is taken as it stands."""
+
+_PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExample:
+    """One example as the job file gives it."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    calls: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """The plan as the job file gives it."""
+
+    examples: tuple[JobExample, ...]
+
+
+def load_class(kind: str) -> Any:
+    """Return the source class of a kind.
+
+    Raises:
+        EngineMissingError: the kind is unknown, or its module cannot be imported; names what was missing.
+    """
+    target = SOURCES.get(kind, kind)
+    module, colon, name = target.partition(":")
+    if not colon:
+        known = ", ".join(sorted(SOURCES))
+        raise EngineMissingError(f"engine {kind!r}: expected one of {known} or MODULE:CLASS", engine=kind)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise EngineMissingError(f"engine {kind!r}: expected {target} to import, got {error}", engine=kind) from error
+
+
+def run(job: dict[str, Any], pipe: BinaryIO) -> None:
+    """Build the job's source, then run its plan or answer its question, writing messages to the pipe."""
+    source_class = load_class(job["kind"])
+    if "question" in job:
+        answer = source_class.answer(job["question"], job["spec"])
+        write_frame(pipe, {"type": "answer"}, encode_json(answer))
+        write_frame(pipe, {"type": "done"}, encode_json({}))
+        return
+    source = source_class(threads=job["threads"], **job["spec"])
+    write_frame(pipe, {"type": "describe"}, encode_json(source.describe()))
+    _stream(source, _plan(job["plan"]), pipe)
+    write_frame(pipe, {"type": "done"}, encode_json({"peak_memory_bytes": _peak_memory_bytes()}))
+
+
+def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
+    total = sum(len(example.token_ids) for example in plan.examples)
+    done, reported = 0, time.monotonic()
+    for block in source.blocks(plan):
+        rows, width = block.logits.shape
+        step = rows_per_frame(width)
+        for first in range(0, rows, step):
+            part = np.asarray(block.logits[first : first + step], dtype="<f4")
+            header = {
+                "type": "block",
+                "example": block.example,
+                "call": block.call,
+                "position": block.position + first,
+                "rows": part.shape[0],
+                "width": width,
+            }
+            write_frame(pipe, header, part)
+        done += rows
+        if time.monotonic() - reported > _PROGRESS_SECONDS or done == total:
+            reported = time.monotonic()
+            write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": "positions"})
+
+
+def _plan(form: dict[str, Any]) -> JobPlan:
+    return JobPlan(
+        examples=tuple(
+            JobExample(name=item["name"], token_ids=tuple(item["token_ids"]), calls=tuple(item["calls"]))
+            for item in form["examples"]
+        )
+    )
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job file named on the command line; an error is a message, and exit code 2."""
+    (path,) = sys.argv[1:] if argv is None else argv
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    os.set_inheritable(job["messages_fd"], False)  # an engine's own children must not hold the pipe open
+    try:
+        with os.fdopen(job["messages_fd"], "wb") as pipe:
+            return _report(job, pipe)
+    except BrokenPipeError:
+        return 2  # the parent has gone; nobody is left to tell
+
+
+def _report(job: dict[str, Any], pipe: BinaryIO) -> int:
+    try:
+        run(job, pipe)
+    except BrokenPipeError:
+        raise
+    except HarnessError as error:
+        write_frame(pipe, *encode_error(error))
+        return 2
+    except Exception as error:  # an engine may raise anything; the parent must hear of it
+        traceback.print_exc()
+        write_frame(pipe, *encode_error(error))
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
