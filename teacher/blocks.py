@@ -24,11 +24,11 @@ class Stored(Protocol):
     """A tensor as the snapshot holds it."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str: ...  # noqa: D102 - an interface; the class says it
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
-    def bits(self) -> npt.NDArray[np.generic]: ...
+    def bits(self) -> npt.NDArray[np.generic]: ...  # noqa: D102
 
 
 def widen(tensor: Stored) -> mx.array:
@@ -130,7 +130,7 @@ def prepare_layer(stored: Mapping[str, Stored]) -> LayerWeights:
 
 
 def rms_norm(x: mx.array, scale: mx.array, epsilon: float) -> mx.array:
-    """Return x / sqrt(mean(x^2) + epsilon) * scale over the last axis, in F32; `scale` holds the +1 where there is one."""
+    """Return x / sqrt(mean(x^2) + epsilon) * scale over the last axis; `scale` holds the +1 where there is one."""
     return x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
 
 
@@ -143,6 +143,7 @@ def apply_full_attention(
         x: [T, D]; keys, values: [1, Hkv, max_tokens, head_dim], valid up to `position`.
     Dtypes:
         All float32.
+
     Returns:
         (output [T, D], keys, values) with rows position .. position + T written.
     Source:
@@ -170,6 +171,7 @@ def causal_convolution(x: mx.array, history: mx.array, taps: mx.array) -> tuple[
 
     Shapes:
         x: [T, channels]; history: [channels, max(K - 1, 1)], oldest first; taps: [channels, K], oldest first.
+
     Returns:
         (output [T, channels], new history); for K = 1 the history is carried but never read.
     """
@@ -191,6 +193,7 @@ def apply_linear_attention(
         x: [T, D]; history: [channels, max(K - 1, 1)]; state: [Hv, Dk, Dv].
     Dtypes:
         All float32.
+
     Returns:
         (output [T, D], new history, new state).
     Source:
@@ -225,6 +228,7 @@ def apply_layer(x: mx.array, w: LayerWeights, config: ModelConfig, slot: Slot, p
         x: [T, D]; position is that of its first row.
     Dtypes:
         Float32, the residual stream included.
+
     Returns:
         The residual stream after the layer, [T, D].
     Source:

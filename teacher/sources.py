@@ -18,18 +18,18 @@ class Example(Protocol):
     """One token sequence and the calls it is cut into."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str: ...  # noqa: D102 - an interface; the class says it
     @property
-    def token_ids(self) -> tuple[int, ...]: ...
+    def token_ids(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
-    def calls(self) -> tuple[int, ...]: ...
+    def calls(self) -> tuple[int, ...]: ...  # noqa: D102
 
 
 class Plan(Protocol):
     """What is run, the same for every source."""
 
     @property
-    def examples(self) -> tuple[Any, ...]: ...
+    def examples(self) -> tuple[Any, ...]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

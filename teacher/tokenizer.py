@@ -13,8 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from receipts.errors import SnapshotError
+from teacher.json_file import read_bounded, read_object
 
-_MAX_BYTES = 128 << 20
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -63,7 +63,7 @@ class SnapshotTokenizer:
 
     def _load(self) -> Tokenizer:
         if self._tokenizer is None:
-            data = _read_bytes(self._folder / "tokenizer.json")
+            data = read_bounded(self._folder / "tokenizer.json")
             try:
                 tokenizer = Tokenizer.from_buffer(data)
             except Exception as error:  # the library raises bare Exception and ValueError
@@ -77,7 +77,7 @@ class SnapshotTokenizer:
         config: dict[str, Any] = {}
         path = self._folder / "tokenizer_config.json"
         if path.is_file():
-            config = _read_object(path)
+            config = read_object(path)
         self._special = {name: _token_text(config.get(name)) for name in _SPECIAL_NAMES if config.get(name)}
         source, where = config.get("chat_template"), "tokenizer_config.json"
         if isinstance(source, list):
@@ -85,7 +85,7 @@ class SnapshotTokenizer:
             source = named.get("default")
         separate = self._folder / "chat_template.jinja"
         if separate.is_file():
-            source, where = _decode(_read_bytes(separate), separate.name), separate.name
+            source, where = _decode(read_bounded(separate), separate.name), separate.name
         if not isinstance(source, str):
             raise SnapshotError(
                 f"{self._folder.name}: expected chat_template.jinja or a chat_template in tokenizer_config.json for a"
@@ -127,28 +127,6 @@ def _token_text(value: Any) -> str:
     if not isinstance(text, str):
         raise SnapshotError(f"tokenizer_config.json: expected a special token's text, got {text!r}")
     return text
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a small file."""
-    try:
-        value = json.loads(_decode(_read_bytes(path), path.name))
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"{path.name}: expected JSON, got: {error}") from error
-    if not isinstance(value, dict):
-        raise SnapshotError(f"{path.name}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _read_bytes(path: Path) -> bytes:
-    """Read a file that must be there and of a sane size."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise SnapshotError(f"{path.name}: expected at most {_MAX_BYTES} bytes, got {size}")
-        return path.read_bytes()
-    except OSError as error:
-        raise SnapshotError(f"{path.name}: cannot be read: {error.strerror}") from error
 
 
 def _decode(data: bytes, name: str) -> str:

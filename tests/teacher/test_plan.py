@@ -123,7 +123,7 @@ def test_a_chat_without_a_template_is_refused_and_texts_are_not(tmp_path: Path, 
 def test_a_folder_without_a_tokenizer_is_refused_unless_ids_are_given(tmp_path: Path, folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     load(tmp_path, folder, {"token_ids": [1]})
-    with pytest.raises(SnapshotError, match=r"tokenizer.json: cannot be read: No such file"):
+    with pytest.raises(SnapshotError, match=r"tokenizer.json: expected the file in"):
         load(tmp_path, folder, {"text": "a"})
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(SnapshotError, match=r"tokenizer.json: expected a tokenizer"):
@@ -147,10 +147,10 @@ def test_a_folder_without_a_tokenizer_is_refused_unless_ids_are_given(tmp_path: 
         (b'{"text": ""}', r"own.jsonl:1: text: expected text, got nothing"),
         (b'{"text": 5}', r"own.jsonl:1: text: expected text, got int"),
         (b'{"text": "\\ud83d"}', r"own.jsonl:1: text: .*half a surrogate pair at 0"),
-        (b'{"chat": []}', r"own.jsonl:1: chat: expected a list of messages, got \[\]"),
+        (b'{"chat": []}', r"own.jsonl:1: chat: expected a list of messages, got '\[\]'"),
         (b'{"chat": [{"role": "user"}]}', r"chat\[0\]: expected the keys role and content, got \['role'\]"),
         (b'{"chat": [{"role": "user", "content": 1}]}', r"chat\[0\].content: expected text, got int"),
-        (b'{"token_ids": []}', r"own.jsonl:1: token_ids: expected a list of whole numbers, got \[\]"),
+        (b'{"token_ids": []}', r"own.jsonl:1: token_ids: expected a list of whole numbers, got '\[\]'"),
         (b'{"token_ids": [1, true]}', r"token_ids\[1\]: expected a whole number of at least 0, got True"),
         (b'{"token_ids": [1.0]}', r"token_ids\[0\]: expected a whole number of at least 0, got 1.0"),
         (b'{"token_ids": [-1]}', r"token_ids\[0\]: expected a whole number of at least 0, got -1"),
