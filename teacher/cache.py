@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import mlx.core as mx
-
 from receipts.cache_plan import BufferRecord, CachePlan, CacheReceipt, make_receipt, plan_cache, verify_receipt
 from receipts.errors import InputError, IntegrityError, SessionError
 from teacher.config import ModelConfig
-from teacher.device import Device
+from teacher.device import Device, mx
 
 _ROLE = "blk.{layer}.base_text_cache.{suffix}"
 

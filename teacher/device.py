@@ -1,7 +1,8 @@
 """The device the teacher runs on: the only module that knows Metal, CUDA and CPU apart.
 
-`start()` must run before anything else imports MLX: the precision of F32 products on NVIDIA GPUs is read from the
-environment when MLX starts, and the BLAS behind CPU products is bound when its library loads.
+Importing it starts MLX, the one way the teacher may start it: with true F32 products, a setting that MLX reads from
+the environment once, and with a fast BLAS loaded before MLX's library binds its products. Everything else takes `mx`
+from here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ from typing import Any
 
 from receipts.errors import EngineMissingError
 from teacher.blas import Blas, load_fast_blas
+
+os.environ["MLX_ENABLE_TF32"] = "0"  # `precision` measures that it took effect
+_BLAS = load_fast_blas()
+try:
+    import mlx.core as mx
+except ImportError as error:
+    raise EngineMissingError(
+        f"teacher: expected the package mlx, got '{error}' (install source-teacher[teacher])"
+    ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +56,9 @@ class Device:
 
 
 @functools.cache
-def start(threads: int | None = None) -> Device:
-    """Start MLX with true F32 products and the packaged BLAS; return the device.
-
-    Raises:
-        EngineMissingError: MLX is not installed.
-    """
-    os.environ["MLX_ENABLE_TF32"] = "0"  # read once, when MLX starts; `precision` measures that it took effect
-    blas = load_fast_blas(threads)
-    try:
-        import mlx.core as mx
-    except ImportError as error:
-        raise EngineMissingError(
-            f"teacher: expected the package mlx, got '{error}' (install source-teacher[teacher])"
-        ) from error
-    backend = _backend(mx)
+def current_device() -> Device:
+    """Return the device that MLX runs on by default."""
+    backend = _backend()
     info: dict[str, Any] = dict(mx.device_info())
     if backend == "cpu":
         name = identity = _processor_name()
@@ -76,19 +74,17 @@ def start(threads: int | None = None) -> Device:
         identity=identity,
         max_buffer_bytes=int(info["max_buffer_length"]) if "max_buffer_length" in info else None,
         memory_bytes=int(info.get("memory_size", 0)),
-        blas=blas if backend == "cpu" else Blas(name="none"),
+        blas=_BLAS if backend == "cpu" else Blas(name="none"),
         mlx_version=str(mx.__version__),
     )
 
 
 def drain() -> None:
     """Wait until the device has finished everything that was submitted."""
-    import mlx.core as mx
-
     mx.synchronize()
 
 
-def _backend(mx: Any) -> str:
+def _backend() -> str:
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"

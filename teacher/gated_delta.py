@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-import mlx.core as mx
-
 from teacher import functions
+from teacher.device import mx
 
 CHUNK_TOKENS = 64
 _BLOCK = 16  # rows inverted one by one before blocks are joined by products
@@ -38,6 +37,7 @@ def recurrent(
     Units:
         log_decay is a natural logarithm, at most 0; beta lies in [0, 1].
         k arrives with length 1 along Dk, q with length Dk ** -0.5.
+
     Returns:
         (y, new_state); the argument state is not changed.
     Source:
@@ -67,6 +67,7 @@ def invert_unit_lower(lower: mx.array) -> mx.array:
 
     Shapes:
         lower: [..., C, C], C a power of two and at least 16; entries on and above the diagonal are ignored.
+
     Returns:
         [..., C, C], unit lower triangular.
     """
@@ -110,6 +111,7 @@ def chunked(
         As `recurrent`.
     Units:
         As `recurrent`.
+
     Returns:
         (y, new_state), equal to `recurrent` up to F32 rounding.
     Source:

@@ -9,12 +9,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import mlx.core as mx
-
 from receipts.canonical import canonical_bytes
 from receipts.digest import sha256_bytes
 from teacher import attention, blocks, functions, gated_delta, head, precision
-from teacher.device import Device
+from teacher.device import Device, mx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

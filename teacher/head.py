@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from teacher.blocks import rms_norm, widen
 from teacher.config import ModelConfig
+from teacher.device import mx
 from teacher.weights import WeightSource
 
 HEAD_ROWS = 128  # rows of one head product; part of the graph policy

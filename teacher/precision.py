@@ -53,7 +53,7 @@ def _known_pair() -> tuple[Array, Array]:
 
 
 def _mlx_product(activation: Array, weight: Array) -> Array:
-    import mlx.core as mx
+    from teacher.device import mx
 
     return np.array(mx.array(activation) @ mx.array(weight).T)
 
@@ -63,9 +63,8 @@ def _relative(actual: npt.NDArray[Any], expected: npt.NDArray[np.float64]) -> fl
 
 
 def _function_units() -> float:
-    import mlx.core as mx
-
     from teacher import functions
+    from teacher.device import mx
 
     x = np.linspace(-30.0, 30.0, 4001, dtype=np.float32)
     positive = np.geomspace(1e-6, 1e6, 4001, dtype=np.float32)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from receipts.errors import EngineFailedError, EngineMissingError, PlanError, SnapshotError

@@ -9,20 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from receipts.cache_plan import CacheReceipt, plan_cache
 from receipts.errors import NonFiniteError
-from teacher import device as device_module
 from teacher.blocks import apply_layer, prepare_layer
 from teacher.cache import allocate_slot, build_receipt, verify_device_limit, verify_fresh_slot
+from teacher.device import current_device, drain, mx
 from teacher.graph_policy import GraphPolicy, current_policy
 from teacher.head import OutputHead, embed
 from teacher.precision import Precision, measure, verify_precision
 from teacher.session import verify_call
-from teacher.snapshot import VerifiedSnapshot
+from teacher.snapshot import Snapshot
 from teacher.sources import Plan
 from teacher.weights import WeightSource
 
@@ -53,7 +52,7 @@ def call_spans(calls: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def replay(
-    snapshot: VerifiedSnapshot,
+    snapshot: Snapshot,
     plan: Plan,
     *,
     max_sequence_tokens: int,
@@ -62,7 +61,7 @@ def replay(
     """Run a plan through the teacher.
 
     Args:
-        snapshot: a verified snapshot.
+        snapshot: a checked snapshot.
         plan: examples and their calls.
         max_sequence_tokens: capacity of the planned cache.
         on_layer: told (layers done, layers in all) as the run goes on.
@@ -72,7 +71,7 @@ def replay(
         PrecisionError: the device does not multiply in F32.
         NonFiniteError: the hidden state holds NaN or infinity; names the layer and example where it first did.
     """
-    device = device_module.start()
+    device = current_device()
     precision = measure()
     verify_precision(precision)
     config = snapshot.config
@@ -106,7 +105,7 @@ def replay(
                 stream[call] = apply_layer(stream[call], weights, config, slot, start)
             _verify_finite(stream, layer, example.name)
         on_layer(layer + 1, layers)
-    device_module.drain()
+    drain()
     head = OutputHead(source, config)
     hidden = tuple(
         np.concatenate([np.array(head.normalise(x)) for x in stream]) for stream in streams

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from receipts.cache_plan import CachePlan, CacheReceipt
 from receipts.errors import IntegrityError, PlanError, SessionError
-from teacher import device as device_module
 from teacher.blocks import LayerWeights, apply_layer, prepare_layer
 from teacher.cache import (
     _SESSION_KEY,
@@ -27,6 +26,7 @@ from teacher.cache import (
     verify_slot_layout,
 )
 from teacher.config import ModelConfig
+from teacher.device import current_device, drain
 from teacher.graph_policy import current_policy
 from teacher.head import OutputHead, embed
 from teacher.precision import measure, verify_precision
@@ -78,7 +78,7 @@ class Session:
     """
 
     def __init__(self, snapshot: VerifiedSnapshot, prepared: PreparedCache) -> None:
-        self._device = device_module.start()
+        self._device = current_device()
         verify_precision(measure())
         self._snapshot = snapshot
         self._config: ModelConfig = snapshot.config
@@ -135,11 +135,11 @@ class Session:
         self._poisoned = True
         try:
             result = self._forward(token_ids, policy.sha256(), evaluate_output_head, all_rows)
-            device_module.drain()
+            drain()
             self._postflight(end, flips)
         except BaseException as error:
             try:
-                device_module.drain()
+                drain()
             except Exception as drain_error:
                 raise SessionError(
                     f"call at position {self._position}: failed with '{error}', and waiting for the device failed"
@@ -161,12 +161,12 @@ class Session:
     def drain_for_completion(self) -> None:
         """Wait for the device before results are used elsewhere."""
         self._require_usable()
-        device_module.drain()
+        drain()
 
     def drain_after_failure(self) -> None:
         """Poison the session and wait for the device; for a caller that failed outside a call."""
         self._poisoned = True
-        device_module.drain()
+        drain()
 
     def finish(self) -> VerifiedSnapshot:
         """End the session; return the snapshot after hashing its files again.

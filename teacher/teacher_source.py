@@ -13,19 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from receipts.canonical import canonical_bytes
 from receipts.digest import sha256_bytes, sha256_file
 from receipts.errors import DigestMismatchError
 from receipts.files import write_atomic
-from teacher import device as device_module
+from teacher.device import current_device, mx
 from teacher.graph_policy import current_policy
 from teacher.head import OutputHead
 from teacher.precision import measure, verify_precision
 from teacher.replay import call_spans, replay
-from teacher.snapshot import VerifiedSnapshot, open_snapshot
+from teacher.snapshot import read_snapshot
 from teacher.sources import LogitBlock, Plan
 from teacher.weights import WeightSource
 
@@ -34,18 +33,18 @@ class TeacherSource:
     """The BF16 source-teacher behind `teacher.sources.LogitSource`.
 
     Args:
-        threads: threads of the BLAS behind CPU products.
-        snapshot: folder of the snapshot; it was verified by the caller and its files are read again here.
+        snapshot: folder of the snapshot, hashed by the caller before and after.
         max_sequence_tokens: capacity of the planned cache.
+        threads: as recorded; the BLAS took its own number from the environment before Python started.
         hidden: file of hidden states, [tokens, D] float32 little-endian, examples one after another. Absent: the
             layers are replayed and the file is written, beside it `<hidden>.json` with what the replay recorded.
     """
 
     def __init__(self, *, threads: int, snapshot: str, max_sequence_tokens: int, hidden: str) -> None:
-        self._device = device_module.start(threads)
+        self._device = current_device()
         self._precision = measure()
         verify_precision(self._precision)
-        self._snapshot: VerifiedSnapshot = open_snapshot(snapshot)
+        self._snapshot = read_snapshot(snapshot)
         self._max_sequence_tokens = max_sequence_tokens
         self._hidden = Path(hidden)
         self._record = Path(hidden + ".json")

@@ -111,11 +111,14 @@ def compare_rows(
     Units:
         KL and negative log likelihood in nats; probabilities as fractions; centred logits are logits less their mean
         over the real vocabulary.
+
     Args:
         observed: token that really follows each row, or -1; a token outside the real vocabulary counts as none.
         real_vocabulary: first entries of a row that the tokenizer can produce.
+
     Returns:
         [n] records of SCORE_DTYPE; `example`, `position` and `call_length` are left 0 for the caller.
+
     Raises:
         ShapeError: the sides have other row counts, or fewer entries than the real vocabulary.
         DtypeError: a side is not float32.

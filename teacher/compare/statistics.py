@@ -20,6 +20,7 @@ def clustered_stderr(values: npt.NDArray[np.float64], groups: npt.NDArray[np.int
 
     Shapes:
         values, groups: [n].
+
     Returns:
         None with fewer than two groups.
     Source:
@@ -49,6 +50,7 @@ def summarise_values(scores: npt.NDArray[Any], field: str) -> Stats | None:
     Args:
         scores: [n] records of SCORE_DTYPE; those whose field is NaN are left out.
         field: name of the field.
+
     Returns:
         None when no record has the field.
     """

@@ -1,13 +1,10 @@
 import numpy as np
 import pytest
 
-from teacher import device
-
-device.start()
-
-import mlx.core as mx  # noqa: E402 - after device.start(), which must come first
-
-from teacher import attention  # noqa: E402
+from teacher import (
+    attention,
+    )
+from teacher.device import mx
 
 HQ, HKV, WIDTH = 6, 2, 10
 

@@ -1,13 +1,8 @@
 import numpy as np
 import pytest
 
-from teacher import device
-
-device.start()
-
-import mlx.core as mx  # noqa: E402 - after device.start(), which must come first
-
-from teacher import gated_delta  # noqa: E402
+from teacher import gated_delta
+from teacher.device import mx
 
 HK, HV, DK, DV = 2, 6, 8, 12  # every axis has its own size
 

@@ -2,9 +2,7 @@ import numpy as np
 import pytest
 
 from receipts.errors import PrecisionError
-from teacher import device, precision
-
-device.start()
+from teacher import precision
 
 
 def test_this_device_multiplies_in_float32():
