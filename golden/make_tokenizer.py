@@ -9,9 +9,8 @@ import json
 import random
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
 from configs import ADDED_TOKENS, BASE_TOKENS, CONTROL_TOKENS, PRETOKENIZE_REGEX
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = Path(__file__).resolve().parent
 # What the merges are learned from: bytes of each source. Chats bring only their markup and are left out.
