@@ -1,0 +1,85 @@
+"""A verification as a table that a person understands at a glance."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from receipts.report import Comparison, Report, Stats
+from receipts.verdict import Verdict
+
+_STYLE = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow", "INVALID": "bold magenta"}
+_OUTCOME_STYLE = {"pass": "green", "fail": "red", "inconclusive": "yellow", "invalid": "magenta"}
+
+
+def print_outcome(report: Report, verdict: Verdict, console: Console) -> None:
+    """Print what was measured, what was checked, and the verdict."""
+    console.print(measured_table(report))
+    console.print(checks_table(verdict))
+    for note in report.notes:
+        console.print(Text(f"note: {note}"), style="dim")
+    console.print(Text.assemble((verdict.status, _STYLE[verdict.status]), "  ", verdict.reason))
+
+
+def measured_table(report: Report) -> Table:
+    """Return one row for each pair of sides."""
+    title = (
+        f"{report.candidate.positions} positions of {report.candidate.examples} examples, "
+        f"{report.real_vocabulary} tokens"
+    )
+    table = Table(title=title, title_justify="left")
+    table.add_column("expected against actual")
+    for name in ("mean KLD", "p99", "max", "top-1", "max logit diff", "worst at"):
+        table.add_column(name, justify="right")
+    _add(table, "floor", report.floor, report)
+    if report.reference_bf16 is not None:
+        _add(table, "for scale", report.reference_bf16, report)
+    _add(table, "audit", report.candidate, report)
+    for comparison in report.spread:
+        _add(table, "spread", comparison, report)
+    return table
+
+
+def _add(table: Table, role: str, found: Comparison, report: Report) -> None:
+    name = f"{found.expected} against {found.actual}"
+    style = "bold" if role == "audit" else ""
+    if found.kl_nats is None:
+        table.add_row(name, "no finite row", "", "", "", "", f"{found.nonfinite_rows} rows", style="bold red")
+        return
+    table.add_row(
+        name,
+        *(_nats(getattr(found.kl_nats, part)) for part in ("mean", "p99", "max")),
+        f"{found.top1_agreement:.2%}",
+        f"{found.max_abs_centred:.2g}",
+        _place(found.kl_nats, report),
+        style=style,
+    )
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2e}" if value < 1e-3 else f"{value:.4f}"
+
+
+def _place(stats: Stats, report: Report) -> str:
+    example = report.candidate.by_example[stats.max_at.example].label if report.candidate.by_example else "?"
+    return f"{example}:{stats.max_at.position}"
+
+
+def checks_table(verdict: Verdict) -> Table:
+    """Return one row for each limit of the policy."""
+    table = Table(title=f"policy {verdict.policy}", title_justify="left")
+    table.add_column("quantity")
+    for name in ("measured", "limit", "floor"):
+        table.add_column(name, justify="right")
+    table.add_column("outcome")
+    for check in verdict.checks:
+        sign = "<=" if check.bound == "max" else ">="
+        table.add_row(
+            check.quantity,
+            "-" if check.value is None else f"{check.value:.4g}",
+            f"{sign} {check.limit:.4g}",
+            "-" if check.floor is None else f"{check.floor:.2g}",
+            Text(check.outcome, style=_OUTCOME_STYLE[check.outcome]),
+        )
+    return table
