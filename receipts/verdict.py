@@ -204,14 +204,14 @@ def _outcome(
     if value is None:
         # Without one finite row the candidate has failed already, by its rows; here nothing can be said.
         return "inconclusive", ""
-    # Distance from perfect agreement: a share of agreement is turned into a share of disagreement.
-    agreement = limit.bound == "min" and "agreement" in limit.quantity
-    loss, allowed, noise = value, limit.limit, floor
-    if agreement:
-        loss, allowed, noise = 1 - value, 1 - limit.limit, None if floor is None else 1 - floor
-    breached = loss < allowed if limit.bound == "min" and not agreement else loss > allowed
+    # Distance from perfect agreement: 1 is perfect for a share of agreement and for a ratio, 0 for all else.
+    ideal = 1.0 if "agreement" in limit.quantity or limit.quantity.endswith("_ratio") else 0.0
+    sign = -1.0 if "agreement" in limit.quantity else 1.0
+    loss, allowed = sign * (value - ideal), sign * (limit.limit - ideal)
+    noise = None if floor is None else abs(floor - ideal)
+    breached = value > limit.limit if limit.bound == "max" else value < limit.limit
     counted = limit.quantity.rpartition(".")[2] in ("nonfinite_rows", "constant_rows", "actual_argmax_in_padding")
-    if noise is not None and not counted and noise > policy.floor_max_share * allowed and noise > 0:
+    if noise is not None and not counted and noise > policy.floor_max_share * abs(allowed) and noise > 0:
         if breached and abs(loss - allowed) > noise:
             return "fail", ""
         return "inconclusive", f"; the floor of {floor:.3g} is too near to the limit to tell"

@@ -68,9 +68,8 @@ def _add_verify(commands: Any) -> None:
     verify.add_argument("snapshot", metavar="SNAPSHOT", help="model folder, or hub id such as org/name")
     verify.add_argument("gguf", metavar="MODEL.gguf", type=Path)
     verify.add_argument("--plan", type=Path, metavar="FILE", help="JSONL of texts, chats or token ids (built-in)")
-    verify.add_argument(
-        "--policy", metavar="FILE", help=f"policy file, or one of {', '.join(sorted(shipped_policies()))} (by file type)"
-    )
+    names = ", ".join(sorted(shipped_policies()))
+    verify.add_argument("--policy", metavar="FILE", help=f"policy file, or one of {names} (by file type)")
     verify.add_argument("--out", type=Path, metavar="RUN", help="run folder to write (runs/NAME)")
     verify.add_argument("--revision", help="branch, tag or commit of a hub id")
     verify.add_argument("--download", action="store_true", help="fetch what the hub's cache lacks")

@@ -39,6 +39,14 @@ class SnapshotTokenizer:
         """
         return tuple(self._load().encode(text, add_special_tokens=True).ids)
 
+    def vocabulary(self) -> dict[int, str]:
+        """Return id -> token as the file spells it, added tokens included."""
+        return {number: text for text, number in self._load().get_vocab(with_added_tokens=True).items()}
+
+    def added_tokens(self) -> tuple[str, ...]:
+        """Return the texts of the added tokens, by id."""
+        return tuple(token.content for _, token in sorted(self._load().get_added_tokens_decoder().items()))
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, tuple[int, ...]]:
         """Return the text the chat template makes of a chat, no answer begun, and its token ids.
 

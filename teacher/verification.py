@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
 from receipts.digest import Digest, sha256_bytes, sha256_file
 from receipts.errors import DigestMismatchError, EngineFailedError, PlanError
-from receipts.policy import Policy
 from receipts.report import Comparison, Report
 from receipts.verdict import Verdict, decide
 from teacher.alignment import CallDigest
@@ -38,6 +37,14 @@ from teacher.policies import find_policy
 from teacher.snapshot import VerifiedSnapshot, open_snapshot, read_snapshot
 from teacher.streams import Progress, SourceRun, run_source
 from teacher.tokenizer_parity import ParityResult, check_tokenizer
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 OnProgress = Callable[[str, int, int], None]
 """Told (what is being done, how much is done, how much there is)."""
@@ -64,7 +71,7 @@ class Options:
     spread: tuple[str, ...] = ("prefill", "decode")
     reference_bf16: bool = False
     max_sequence_tokens: int | None = None
-    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    threads: int = field(default_factory=usable_processors)
     engine: str = "llama_cpp"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -360,8 +367,7 @@ class _Run:
     def _cache_record(self, teacher: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "schema": "source-teacher/cache/v1",
-            "plan": teacher["cache_receipt"]["plan"],
-            "receipt": {key: value for key, value in teacher["cache_receipt"].items() if key != "plan"},
+            "receipt": teacher["cache_receipt"],
         }
 
     def _calls_record(self, teacher: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
@@ -402,7 +408,7 @@ class _Run:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=False)
+@dataclass(frozen=True, slots=True)
 class _Side:
     """A logit source that has not been started."""
 

@@ -23,7 +23,11 @@ from receipts.errors import EngineMissingError, HarnessError
 from teacher.candidates import CANDIDATES
 from teacher.frames import encode_error, encode_json, rows_per_frame, write_frame
 
-SOURCES: dict[str, str] = {"transformers": "teacher.reference:TransformersReference", **CANDIDATES}
+SOURCES: dict[str, str] = {
+    "teacher": "teacher.teacher_source:TeacherSource",
+    "transformers": "teacher.reference:TransformersReference",
+    **CANDIDATES,
+}
 """Name of a source -> `module:class`. A kind written `module:class` is taken as it stands."""
 
 _PROGRESS_SECONDS = 0.2
@@ -78,7 +82,16 @@ def run(job: dict[str, Any], pipe: BinaryIO) -> None:
 
 def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
     total = sum(len(example.token_ids) for example in plan.examples)
-    done, reported = 0, time.monotonic()
+    reported = 0.0
+
+    def report(done: int, total: int, unit: str) -> None:
+        nonlocal reported
+        if time.monotonic() - reported > _PROGRESS_SECONDS or done == total:
+            reported = time.monotonic()
+            write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": unit})
+
+    source.on_progress = report  # for a source that has work to do before its first logits
+    done = 0
     for block in source.blocks(plan):
         rows, width = block.logits.shape
         step = rows_per_frame(width)
@@ -94,9 +107,7 @@ def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
             }
             write_frame(pipe, header, part)
         done += rows
-        if time.monotonic() - reported > _PROGRESS_SECONDS or done == total:
-            reported = time.monotonic()
-            write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": "positions"})
+        report(done, total, "positions")
 
 
 def _plan(form: dict[str, Any]) -> JobPlan:

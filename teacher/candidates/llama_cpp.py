@@ -7,7 +7,6 @@ plan's own. A call longer than `n_batch` is refused rather than cut. No BOS is a
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -241,7 +240,7 @@ def _known(name: str, value: str, known: Mapping[str, int]) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    found = os.stat(path)
+    found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 

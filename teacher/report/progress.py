@@ -29,6 +29,7 @@ class StageProgress:
         self._bars.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show how far a stage is."""
         if stage not in self._tasks:
             self._tasks[stage] = self._bars.add_task(stage, total=total)
             if not self._console.is_terminal:
