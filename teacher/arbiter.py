@@ -79,7 +79,7 @@ def linear_attention(h: F64, w: dict[str, F64], config: ModelConfig) -> F64:
     mixed = h @ w["linear_attn.in_proj_qkv.weight"].T
     taps = w["linear_attn.conv1d.weight"].reshape(mixed.shape[1], -1)
     padded = np.concatenate([np.zeros((taps.shape[1] - 1, mixed.shape[1])), mixed])
-    mixed = silu(sum(padded[j : j + T] * taps[:, j] for j in range(taps.shape[1])))
+    mixed = silu(np.stack([padded[j : j + T] * taps[:, j] for j in range(taps.shape[1])]).sum(0))
     q = mixed[:, : Hk * Dk].reshape(T, Hk, Dk)
     k = mixed[:, Hk * Dk : 2 * Hk * Dk].reshape(T, Hk, Dk)
     v = mixed[:, 2 * Hk * Dk :].reshape(T, Hv, Dv)
@@ -103,10 +103,11 @@ def linear_attention(h: F64, w: dict[str, F64], config: ModelConfig) -> F64:
 
 def rotary_angles(T: int, config: ModelConfig, exact: bool) -> F64:
     """Return rotary angles [T, rotary_dim / 2]; F32 arithmetic unless exact."""
-    kind = np.float64 if exact else np.float32
-    exponent = np.arange(0, config.rotary_dim, 2).astype(kind) / kind(config.rotary_dim)
-    frequency = kind(1) / np.power(np.float64(config.rope_theta), exponent.astype(np.float64)).astype(kind)
-    return (np.arange(T).astype(kind)[:, None] * frequency).astype(np.float64)
+    kind = np.dtype(np.float64 if exact else np.float32)
+    exponent = (np.arange(0, config.rotary_dim, 2) / config.rotary_dim).astype(kind).astype(np.float64)
+    frequency = (1 / np.power(config.rope_theta, exponent).astype(kind)).astype(kind)
+    angles: F64 = (np.arange(T).astype(kind)[:, None] * frequency).astype(np.float64)
+    return angles
 
 
 def rotate(x: F64, angles: F64) -> F64:

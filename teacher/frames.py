@@ -4,7 +4,8 @@ One frame is `<header bytes: uint32><payload bytes: uint64>`, little-endian, the
 sorted keys, then the payload. The header's `type` says what it is:
 
     describe   payload: JSON of the source's description
-    block      header: example, call, position, rows, width; payload: float32 rows, little-endian, C order
+    block      header: example, call, position, rows, width, more (the block goes on in the next frame); payload:
+               float32 rows, little-endian, C order
     progress   header: done, total, unit
     answer     payload: JSON of the answer to a question
     error      header: name of the class; payload: JSON of sentence and facts

@@ -158,7 +158,8 @@ def build_model(
         from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
     except ImportError as error:
         raise EngineMissingError(f"transformers: expected one with Qwen3.5, got {error}") from error
-    config = Qwen3_5TextConfig(**{**text, "tie_word_embeddings": tied}, attn_implementation=attention)
+    settings: dict[str, Any] = {**text, "tie_word_embeddings": tied, "attn_implementation": attention}
+    config = Qwen3_5TextConfig(**settings)
     for name in _SIZES:
         if name in text and getattr(config, name) != text[name]:
             raise EngineFailedError(

@@ -91,8 +91,8 @@ def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
             write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": unit})
 
     source.on_progress = report  # for a source that has work to do before its first logits
-    done = 0
-    for block in source.blocks(plan):
+    done, blocks = 0, source.blocks(plan)
+    while _asked() and (block := next(blocks, None)) is not None:
         rows, width = block.logits.shape
         step = rows_per_frame(width)
         for first in range(0, rows, step):
@@ -104,10 +104,18 @@ def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
                 "position": block.position + first,
                 "rows": part.shape[0],
                 "width": width,
+                "more": first + step < rows,
             }
             write_frame(pipe, header, part)
         done += rows
         report(done, total, "positions")
+
+
+def _asked() -> bool:
+    """Wait until the parent asks for the next block; it asks by one byte, and its end is the end."""
+    if not sys.stdin.buffer.read(1):
+        raise BrokenPipeError
+    return True
 
 
 def _plan(form: dict[str, Any]) -> JobPlan:

@@ -29,21 +29,17 @@ def measured_table(report: Report) -> Table:
         f"{report.real_vocabulary} tokens"
     )
     table = Table(title=title, title_justify="left")
-    table.add_column("expected against actual")
+    table.add_column("expected / actual", no_wrap=True)
     for name in ("mean KLD", "p99", "max", "top-1", "max logit diff", "worst at"):
         table.add_column(name, justify="right")
-    _add(table, "floor", report.floor, report)
-    if report.reference_bf16 is not None:
-        _add(table, "for scale", report.reference_bf16, report)
-    _add(table, "audit", report.candidate, report)
-    for comparison in report.spread:
-        _add(table, "spread", comparison, report)
+    for comparison in (report.floor, report.reference_bf16, report.candidate, *report.spread):
+        if comparison is not None:
+            _add(table, comparison, report)
     return table
 
 
-def _add(table: Table, role: str, found: Comparison, report: Report) -> None:
-    name = f"{found.expected} against {found.actual}"
-    style = "bold" if role == "audit" else ""
+def _add(table: Table, found: Comparison, report: Report) -> None:
+    name = f"{found.expected} / {found.actual}"
     if found.kl_nats is None:
         table.add_row(name, "no finite row", "", "", "", "", f"{found.nonfinite_rows} rows", style="bold red")
         return
@@ -53,7 +49,7 @@ def _add(table: Table, role: str, found: Comparison, report: Report) -> None:
         f"{found.top1_agreement:.2%}",
         f"{found.max_abs_centred:.2g}",
         _place(found.kl_nats, report),
-        style=style,
+        style="bold" if found is report.candidate else "",
     )
 
 
