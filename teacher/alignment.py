@@ -84,7 +84,7 @@ class DigestedBlocks:
                 digest, position, rows = hashlib.sha256(), block.position, 0
             width = block.logits.shape[1]
             rows += block.logits.shape[0]
-            digest.update(memoryview(np.ascontiguousarray(block.logits, dtype="<f4")).cast("B"))
+            digest.update(np.ascontiguousarray(block.logits, dtype="<f4").data)
             yield block
         if open_call is not None:
             self._close(open_call, position, rows, width, digest.hexdigest())

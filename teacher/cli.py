@@ -119,7 +119,7 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_plain(outcome), indent=2))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 110)
+        console = Console(width=None if sys.stdout.isatty() else 120)
         print_outcome(outcome.report, outcome.verdict, console)
         console.print(f"run folder: {outcome.folder}  (receipts verify {outcome.folder})", markup=False, soft_wrap=True)
     return outcome.verdict.exit_code

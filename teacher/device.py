@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -75,7 +76,7 @@ def current_device() -> Device:
         max_buffer_bytes=int(info["max_buffer_length"]) if "max_buffer_length" in info else None,
         memory_bytes=int(info.get("memory_size", 0)),
         blas=_BLAS if backend == "cpu" else Blas(name="none"),
-        mlx_version=str(mx.__version__),
+        mlx_version=importlib.metadata.version("mlx"),
     )
 
 

@@ -47,7 +47,7 @@ def encode_json(value: object) -> bytes:
 def write_frame(pipe: BinaryIO, header: Mapping[str, Any], payload: bytes | npt.NDArray[np.float32] = b"") -> None:
     """Write one frame whole and flush it."""
     head = encode_json(dict(header))
-    body = memoryview(payload) if isinstance(payload, bytes) else memoryview(np.ascontiguousarray(payload)).cast("B")
+    body = memoryview(payload) if isinstance(payload, bytes) else np.ascontiguousarray(payload).data.cast("B")
     pipe.write(_PREFIX.pack(len(head), len(body)))
     pipe.write(head)
     pipe.write(body)

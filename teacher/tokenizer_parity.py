@@ -65,7 +65,8 @@ def check_tokenizer(folder: Path, gguf: Path, *, engine: str = "llama_cpp") -> P
             f"{gguf.name}: expected a vocabulary of at least the {real} tokens of the snapshot's tokenizer, got {rows}"
         )
     expected = [tokenizer.encode_text(text) for text in texts]
-    composed, decomposed = [], []
+    composed: list[str] = []
+    decomposed: list[str] = []
     for text, sentence in _differences(gguf.name, texts, expected, answer["tokens"]):
         (composed if unicodedata.is_normalized("NFC", text) else decomposed).append(sentence)
     difference = composed[0] if composed else _first_entry(gguf.name, table, answer["texts"])

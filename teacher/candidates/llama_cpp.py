@@ -85,11 +85,10 @@ class LlamaCpp:
         return answer_tokenizer(question, spec)
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, version, build, digests of library and model, and every setting in force."""
+        """Return engine, version, build, the library's digest, and every setting in force."""
         library = self._library
         text = ctypes.create_string_buffer(256)
         library.call("llama_model_desc", self._model, text, len(text))
-        model_digest, model_bytes = sha256_file(self._path)
         library_digest, library_bytes = sha256_file(library.path)
         return {
             "engine": "llama.cpp",
@@ -100,7 +99,6 @@ class LlamaCpp:
             "system_info": _text(library.call("llama_print_system_info")).strip(" |"),
             "abi_layout": library.layout,
             "library": {"name": library.path.name, "sha256": library_digest.hex, "size_bytes": library_bytes},
-            "gguf": {"name": self._path.name, "sha256": model_digest.hex, "size_bytes": model_bytes},
             "model": _text(text.value),
             "vocabulary_rows": self._width,
             "settings": dict(self._settings),

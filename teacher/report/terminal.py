@@ -30,8 +30,8 @@ def measured_table(report: Report) -> Table:
     )
     table = Table(title=title, title_justify="left")
     table.add_column("expected / actual", no_wrap=True)
-    for name in ("mean KLD", "p99", "max", "top-1", "max logit diff", "worst at"):
-        table.add_column(name, justify="right")
+    for name in ("mean KLD", "p99", "max", "top-1", "max diff", "worst at"):
+        table.add_column(name, justify="right", no_wrap=True)
     for comparison in (report.floor, report.reference_bf16, report.candidate, *report.spread):
         if comparison is not None:
             _add(table, comparison, report)
@@ -58,7 +58,10 @@ def _nats(value: float) -> str:
 
 
 def _place(stats: Stats, report: Report) -> str:
-    example = report.candidate.by_example[stats.max_at.example].label if report.candidate.by_example else "?"
+    # Examples without one finite row are missing from a side's list; the floor's has all of them.
+    names = report.floor.by_example
+    complete = len(names) == report.floor.examples
+    example = names[stats.max_at.example].label if complete else f"example {stats.max_at.example}"
     return f"{example}:{stats.max_at.position}"
 
 
