@@ -1,0 +1,55 @@
+import json
+
+import pytest
+from support.run_folder import POLICY, comparison, write_run
+
+from receipts.cli import main
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def test_verify_says_that_a_run_is_whole(run, capsys):
+    assert main(["verify", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "whole, 11 files" in out
+    assert "verdict: PASS" in out
+
+
+def test_verify_exits_with_2_and_names_the_changed_file(run, capsys):
+    data = (run / "calls.json").read_bytes()
+    (run / "calls.json").write_bytes(data[:-2] + b" }")
+    assert main(["verify", str(run), "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "calls.json" in json.loads(captured.out)["error"]["message"]
+    assert captured.err.startswith("receipts: calls.json")
+
+
+def test_a_failed_gate_is_still_a_whole_run(tmp_path, capsys):
+    run = write_run(tmp_path / "run", changed={"candidate": comparison(0.5)})
+    assert main(["verify", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "FAIL"
+
+
+def test_show_prints_sides_checks_and_digests(run, capsys):
+    assert main(["show", str(run)]) == 0
+    out = capsys.readouterr().out
+    for part in ("teacher against pytorch-f32", "teacher against candidate", "PASS", "tiny.gguf", "plan.json"):
+        assert part in out
+    assert main(["show", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["receipts"]["verdict.json"]["status"] == "PASS"
+
+
+@pytest.mark.parametrize(("limit", "code"), [(b"0.01", 0), (b"0.0001", 4), (b"0.00105", 3)])
+def test_decide_exits_by_the_verdict_of_any_policy(run, tmp_path, limit, code, capsys):
+    (tmp_path / "p.toml").write_bytes(POLICY.replace(b"max = 0.01", b"max = " + limit))
+    assert main(["decide", str(run / "report.json"), str(tmp_path / "p.toml"), "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["policy"] == "small"
+
+
+@pytest.mark.parametrize("arguments", [["verify", "nowhere"], ["decide", "none.json", "none.toml"]])
+def test_what_is_not_there_is_one_sentence_and_exit_code_2(arguments, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
