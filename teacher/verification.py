@@ -62,7 +62,8 @@ class Options:
         max_sequence_tokens: capacity of the cache; None takes what the longest example needs.
         threads: threads of each engine.
         engine: the candidate's engine, a name of `teacher.candidates` or `module:class`.
-        engine_settings: its settings, such as {"flash_attention": "off"}; all of them are recorded.
+        engine_settings: its settings, such as {"flash_attention": "off"}; all of them are recorded. Every engine is
+            given the file as `gguf`, and `max_sequence_tokens` and `max_call_tokens` of the plans it will run.
     """
 
     revision: str | None = None
@@ -292,7 +293,14 @@ class _Run:
         return _Side("transformers", {"snapshot": str(self._snapshot.folder), "dtype": dtype}, self._plan)
 
     def _engine(self, plan: Plan) -> _Side:
-        return _Side(self._options.engine, {"gguf": str(self._gguf), **self._options.engine_settings}, plan)
+        # One setting for all call shapes, so that the shape alone is what differs between them.
+        plans = (self._plan, *(self._plan.reshaped(shape) for shape in self._spread_shapes))
+        spec = {
+            "gguf": str(self._gguf),
+            "max_sequence_tokens": self._capacity,
+            "max_call_tokens": max(max(example.calls) for one in plans for example in one.examples),
+        }
+        return _Side(self._options.engine, {**spec, **self._options.engine_settings}, plan)
 
     def _compare(self, expected_name: str, expected: _Side, actual_name: str, actual: _Side) -> Comparison:
         """Run two sides at once and compare them; keep what they say of themselves and their digests."""

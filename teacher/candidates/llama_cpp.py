@@ -32,8 +32,9 @@ class LlamaCpp:
         threads: threads of prefill and of decode.
         flash_attention: "off", "on" or "auto" (the engine's default, which on a CPU is on).
         type_k, type_v: element types of the KV cache; "f16" is the engine's default.
-        n_ctx: positions one example may hold, at least.
-        n_batch: tokens one call may hold.
+        max_sequence_tokens, max_call_tokens: longest example and longest call of any plan it will run.
+        n_ctx: positions one example may hold; None takes max_sequence_tokens.
+        n_batch: tokens one call may hold, each with its row of logits; None takes max_call_tokens.
         n_ubatch: tokens the engine computes at once; a call is cut into these inside the engine.
         gpu_layers: layers offloaded to a GPU; 0 computes on the CPU.
         repack: let the engine rearrange quantized weights at load time for its faster kernels, as it does by default.
@@ -45,11 +46,13 @@ class LlamaCpp:
         *,
         gguf: str,
         threads: int,
+        max_sequence_tokens: int = 4096,
+        max_call_tokens: int = 2048,
         flash_attention: str = "auto",
         type_k: str = "f16",
         type_v: str = "f16",
-        n_ctx: int = 4096,
-        n_batch: int = 2048,
+        n_ctx: int | None = None,
+        n_batch: int | None = None,
         n_ubatch: int = 512,
         gpu_layers: int = 0,
         repack: bool = True,
@@ -63,12 +66,12 @@ class LlamaCpp:
             "flash_attention": _known("flash_attention", flash_attention, FLASH_ATTENTION),
             "type_k": _known("type_k", type_k, TYPES),
             "type_v": _known("type_v", type_v, TYPES),
-            "n_ctx": -(-n_ctx // _BLOCK) * _BLOCK,
+            "n_ctx": -(-(n_ctx or max_sequence_tokens) // _BLOCK) * _BLOCK,
             "threads": threads,
             "gpu_layers": gpu_layers,
             "repack": repack,
         }
-        self._settings["n_batch"] = min(n_batch, self._settings["n_ctx"])
+        self._settings["n_batch"] = min(n_batch or max_call_tokens, self._settings["n_ctx"])
         self._settings["n_ubatch"] = min(n_ubatch, self._settings["n_batch"])
         self._library = load_library(None if library is None else Path(library))
         self._log = EngineLog(self._library)

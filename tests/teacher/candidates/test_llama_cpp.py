@@ -1,0 +1,113 @@
+"""The real engine on a tiny model: parity with PyTorch, its settings, and what it must refuse."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from support.gguf_tools import edit_gguf
+from support.plans import centred_difference, kl_nats, plan_of, random_ids
+
+from receipts.errors import EngineFailedError, EngineMissingError, GgufError, HarnessError, PlanError
+from teacher.call_shape import CallShape
+from teacher.streams import run_source
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="needs the package xllamacpp (llama.cpp)"
+)
+IDS = random_ids(100, 90)
+EXACT = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
+
+
+def run(gguf, plan, kind="llama_cpp", **settings):
+    spec = {"gguf": str(gguf), **settings} if kind == "llama_cpp" else settings
+    rows = [[] for _ in plan.examples]
+    with run_source(kind, spec, plan, threads=2) as source:
+        for block in source:
+            rows[block.example].append(block.logits)
+        return [np.concatenate(parts) for parts in rows], source.description
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_of((IDS, (60, 1, 1, 38)), (IDS[:30], (30,)))
+
+
+def test_an_f32_file_computes_what_pytorch_does(tiny, tiny_gguf, plan):
+    actual, _ = run(tiny_gguf, plan, **EXACT)
+    expected, description = run(None, plan, kind="transformers", snapshot=str(tiny))
+    # Both are F32 sums in another order; the arbiter's bound (tests/parity) holds for each, so twice it for both.
+    for left, right in zip(expected, actual, strict=True):
+        assert centred_difference(left, right).max() < 2 * 9e-4
+        assert kl_nats(left, right).mean() < 1e-9
+    assert description["dtype"] == "float32"
+
+
+def test_an_example_does_not_remember_the_one_before(tiny_gguf, plan):
+    both, _ = run(tiny_gguf, plan)
+    alone, _ = run(tiny_gguf, plan_of((IDS[:30], (30,))))
+    assert np.array_equal(both[1], alone[0])
+
+
+def test_the_same_calls_give_the_same_bits_in_another_process(tiny_gguf, plan):
+    first, second = (run(tiny_gguf, plan)[0] for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_call_boundaries_reach_the_engine(tiny_gguf):
+    whole, _ = run(tiny_gguf, plan_of((IDS, (100,))), **EXACT)
+    single, _ = run(tiny_gguf, plan_of((IDS, CallShape.parse("decode").cut(100))), **EXACT)
+    assert not np.array_equal(whole[0], single[0])  # other kernels, so other rounding
+    assert kl_nats(whole[0], single[0]).mean() < 1e-9
+
+
+def test_settings_are_in_force_and_recorded(tiny_gguf, plan):
+    _, description = run(tiny_gguf, plan, type_k="q8_0", type_v="f16", n_ubatch=32, max_call_tokens=64)
+    assert description["settings"]["type_k"] == "q8_0"
+    assert description["in_force"]["n_ubatch"] == 32
+    assert description["in_force"]["n_batch"] == 64
+    assert any("K (q8_0)" in line for line in description["in_force"]["log"])
+    assert len(description["library"]["sha256"]) == 64
+    assert description["package_version"]
+
+
+def test_a_quantized_kv_cache_changes_the_logits(tiny_gguf, plan):
+    plain, _ = run(tiny_gguf, plan)
+    quantized, _ = run(tiny_gguf, plan, type_k="q8_0")
+    assert kl_nats(plain[0], quantized[0]).mean() > 1e-8
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda data: data[:1000], "expected llama.cpp to load it"),
+        (lambda data: b"not a model" * 100, "expected llama.cpp to load it"),
+        (lambda data: b"", "expected llama.cpp to load it"),
+    ],
+)
+def test_a_file_the_engine_refuses_is_one_sentence(tiny_gguf, tmp_path, plan, spoil, sentence):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(spoil(tiny_gguf.read_bytes()))
+    with pytest.raises(GgufError, match=sentence):
+        run(path, plan)
+
+
+def test_another_architecture_and_a_missing_file_are_refused(tiny_gguf, tmp_path, plan):
+    with pytest.raises(GgufError, match="unknown model architecture"):
+        run(edit_gguf(tiny_gguf, tmp_path / "m.gguf", metadata={"general.architecture": "qwen99"}), plan)
+    with pytest.raises(HarnessError, match="expected a GGUF file, found none"):
+        run(tmp_path / "none.gguf", plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"flash_attention": "maybe"}, EngineFailedError, "flash_attention: expected one of auto, off, on"),
+        ({"type_k": "q3"}, EngineFailedError, "type_k: expected one of"),
+        ({"max_call_tokens": 32}, PlanError, "calls of at most n_batch 32 tokens"),
+        ({"speed": 11}, EngineFailedError, "speed"),
+        ({"library": "/nowhere/libllama.so"}, EngineMissingError, "/nowhere/libllama.so"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tiny_gguf, plan, settings, error, sentence):
+    with pytest.raises(error, match=sentence):
+        run(tiny_gguf, plan, **settings)
