@@ -11,7 +11,7 @@ sorted keys, then the payload. The header's `type` says what it is:
     error      header: name of the class; payload: JSON of sentence and facts
     done       payload: JSON of closing facts; nothing follows
 
-Both lengths are checked against a bound before anything is allocated.
+Both lengths are checked against a bound before anything is allocated, and each header against the fields its type has.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ from receipts.errors import EngineFailedError, HarnessError
 
 _PREFIX = struct.Struct("<IQ")
 _HEADER_BOUND = 1 << 20
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "describe": {},
+    "block": {"example": int, "call": int, "position": int, "rows": int, "width": int, "more": bool},
+    "progress": {"done": int, "total": int, "unit": str},
+    "answer": {},
+    "error": {"name": str},
+    "done": {},
+}
+_FORMS: Mapping[type, str] = {int: "a count", bool: "true or false", str: "a text"}
 PAYLOAD_BOUND = 64 << 20
 """Most bytes of payload in one frame; also what a worker may hold of logits beside its engine."""
 
@@ -41,7 +50,22 @@ def rows_per_frame(width: int) -> int:
 
 def encode_json(value: object) -> bytes:
     """Return compact JSON with sorted keys; a value JSON has no form for is a TypeError, NaN a ValueError."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
+    # ASCII: the name of a file may hold bytes that are no UTF-8, which only an escape can carry.
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def decode_json(payload: bytes | bytearray, what: str) -> Any:
+    """Return the JSON value of a payload.
+
+    Raises:
+        EngineFailedError: it is none; `what` says what it was to be.
+    """
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise EngineFailedError(
+            f"worker message: expected JSON of {what}, got {bytes(payload[:40])!r}", what=what
+        ) from error
 
 
 def write_frame(pipe: BinaryIO, header: Mapping[str, Any], payload: bytes | npt.NDArray[np.float32] = b"") -> None:
@@ -58,7 +82,7 @@ def read_frame(pipe: BinaryIO) -> tuple[dict[str, Any], bytearray] | None:
     """Return the next frame's header and payload, or None where the stream ends between or inside frames.
 
     Raises:
-        EngineFailedError: the lengths are above their bounds or the header is no JSON object, as when something
+        EngineFailedError: a length is above its bound, or the header is not one of those above, as when something
             other than the worker wrote to the pipe.
     """
     prefix = _read_exactly(pipe, _PREFIX.size)
@@ -76,12 +100,17 @@ def read_frame(pipe: BinaryIO) -> tuple[dict[str, Any], bytearray] | None:
     body = _read_exactly(pipe, body_bytes)
     if head is None or body is None:
         return None
-    try:
-        header = json.loads(head)
-    except ValueError as error:
-        raise EngineFailedError(f"worker message: expected a JSON header, got {bytes(head[:40])!r}") from error
-    if not isinstance(header, dict) or "type" not in header:
-        raise EngineFailedError(f"worker message: expected an object with a type, got {header!r}")
+    header = decode_json(head, "a header")
+    kind = header.get("type") if isinstance(header, dict) else None
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise EngineFailedError(f"worker message: expected one of {', '.join(_FIELDS)}, got {str(header)[:80]}")
+    for name, form in fields.items():
+        value = header.get(name)
+        if type(value) is not form or (isinstance(value, int) and value < 0):
+            raise EngineFailedError(
+                f"worker message {kind!r}: expected {name} to be {_FORMS[form]}, got {str(value)[:40]!r}", field=name
+            )
     return header, body
 
 
@@ -108,10 +137,15 @@ def encode_error(error: BaseException) -> tuple[dict[str, Any], bytes]:
 
 def decode_error(header: Mapping[str, Any], payload: bytes | bytearray) -> HarnessError:
     """Return the error a frame carries, as its own class where `receipts.errors` has it."""
-    body = json.loads(payload)
-    found = getattr(receipts.errors, str(header["name"]), None)
+    body = decode_json(payload, "an error")
+    if not isinstance(body, dict) or not isinstance(body.get("sentence"), str):
+        return EngineFailedError(f"worker message: expected an error's sentence, got {str(body)[:80]}")
+    found = getattr(receipts.errors, header["name"], None)
     kind = found if isinstance(found, type) and issubclass(found, HarnessError) else EngineFailedError
-    return kind(body["sentence"], **body["facts"])
+    error = kind(body["sentence"])
+    facts = body.get("facts")
+    error.facts = {str(key): value for key, value in facts.items()} if isinstance(facts, dict) else {}
+    return error
 
 
 def _plain(value: object) -> object:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ import numpy as np
 
 from receipts.errors import EngineFailedError, PlanError
 from teacher.alignment import AlignedRows, CallDigest, DigestedBlocks, align, check_coverage, digest_blocks
-from teacher.frames import decode_error, encode_json, read_frame
+from teacher.frames import decode_error, decode_json, encode_json, read_frame
 from teacher.sources import LogitBlock, Plan
 
 __all__ = [
@@ -68,7 +67,7 @@ class Progress:
     Attributes:
         kind: the source.
         done, total: counts of `unit`.
-        unit: "positions".
+        unit: "positions"; or what a source with work to do before its first logits counts, such as "layers".
     """
 
     kind: str
@@ -127,7 +126,7 @@ class SourceRun:
             self._start()
             if self._plan is not None:
                 _, payload = self._expect("describe")
-                self.description = json.loads(payload)
+                self.description = self._facts(payload, "a description")
                 self.description["environment"] = engine_settings(self._job["threads"], self._env)
         except BaseException:
             self._stop()
@@ -146,7 +145,7 @@ class SourceRun:
     def answer(self) -> Any:
         """Return the answer to the job's question."""
         _, payload = self._expect("answer")
-        return json.loads(payload)
+        return decode_json(payload, "an answer")
 
     @property
     def process_id(self) -> int:
@@ -207,6 +206,12 @@ class SourceRun:
             raise EngineFailedError(f"{self._kind}: expected a message {wanted!r}, got {header['type']!r}")
         return header, payload
 
+    def _facts(self, payload: bytearray, what: str) -> dict[str, Any]:
+        value = decode_json(payload, what)
+        if not isinstance(value, dict):
+            raise EngineFailedError(f"{self._kind}: expected {what} by name, got {str(value)[:80]}")
+        return value
+
     def _blocks(self) -> Iterator[LogitBlock]:
         """Ask for one block after another: of two sides only the one that is waited for computes.
 
@@ -218,7 +223,7 @@ class SourceRun:
                 self._ask()
             header, payload = self._next()
             if header["type"] == "done":
-                self.closing = json.loads(payload)
+                self.closing = self._facts(payload, "closing facts")
                 return
             if header["type"] != "block":
                 raise EngineFailedError(f"{self._kind}: expected a message 'block', got {header['type']!r}")
@@ -242,17 +247,12 @@ class SourceRun:
 
     def _death(self) -> EngineFailedError:
         """Return the error of a worker whose messages ended before it was done."""
-        assert self._process is not None
-        try:
-            code = self._process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if self._reader is not None:
-            self._reader.join(_GRACE_SECONDS)
+        code, left = self._end()
         last = list(self._lines)
         how = f"exit code {code}"
-        if code < 0:
+        if not left:
+            how = f"no message more, and no end for {_GRACE_SECONDS:g} seconds"
+        elif code < 0:
             how = f"signal {_signal_name(-code)}"
             if -code == signal.SIGKILL:
                 how += " (as when memory runs out)"
@@ -265,21 +265,34 @@ class SourceRun:
             last_lines=last,
         )
 
+    def _end(self, grace: float | None = None) -> tuple[int, bool]:
+        """Give the worker some seconds to leave, kill what is left of it and of its children, and reap it.
+
+        Returns:
+            Its exit code, and whether it left by itself.
+        """
+        assert self._process is not None
+        left = False
+        if self._reader is not None:
+            self._reader.join(_GRACE_SECONDS if grace is None else grace)
+            left = not self._reader.is_alive()  # nobody holds its stdout any more
+        # Not reaped yet, so the number is still its own; it leads a group, see _start.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if self._reader is not None:
+            self._reader.join(_GRACE_SECONDS)
+        return code, left
+
     def _stop(self) -> None:
         """End the worker if it still runs, reap it, and leave nothing behind."""
         process = self._process
         if process is not None:
-            if self.closing:
-                try:
-                    process.wait(_GRACE_SECONDS)  # done: let it leave by itself
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            else:
-                process.kill()
-            process.wait()
-            if self._reader is not None:
-                self._reader.join(_GRACE_SECONDS)
-            for stream in (process.stdout, process.stdin):
+            if process.returncode is None:
+                self._end(grace=_GRACE_SECONDS if self.closing else 0)  # done: let it leave by itself
+            # A reader that still waits, for a child that left the group, holds stdout; closing it would wait too.
+            reading = self._reader is not None and self._reader.is_alive()
+            for stream in (process.stdin, None if reading else process.stdout):
                 if stream is not None:
                     with contextlib.suppress(BrokenPipeError):
                         stream.close()

@@ -14,6 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from receipts.errors import GgufError
 from receipts.report import TokenizerParity
 from teacher.json_file import read_bounded, read_object
@@ -30,8 +32,8 @@ class ParityResult:
 
     Attributes:
         parity: what enters the report.
-        notes: differences of flags and template, which change no token id.
-        vocabulary_rows: tokens the GGUF lists.
+        notes: differences of flags, template and padding, which change no token id.
+        vocabulary_rows: tokens the GGUF lists, each with a row of logits.
         real_vocabulary: 1 + the largest id that the snapshot's tokenizer can give; the rows above are padding.
     """
 
@@ -41,12 +43,15 @@ class ParityResult:
     real_vocabulary: int
 
 
-def check_tokenizer(folder: Path, gguf: Path, *, engine: str = "llama_cpp") -> ParityResult:
+def check_tokenizer(
+    folder: Path, gguf: Path, *, real_vocabulary: int | None = None, engine: str = "llama_cpp"
+) -> ParityResult:
     """Compare the tokenizer in a GGUF, as the engine reads it, with the snapshot's.
 
     Args:
         folder: the snapshot.
         gguf: the file under audit.
+        real_vocabulary: ids that count as tokens; None takes 1 + the largest that the snapshot's tokenizer can give.
         engine: whose `answer` is asked.
 
     Raises:
@@ -56,7 +61,7 @@ def check_tokenizer(folder: Path, gguf: Path, *, engine: str = "llama_cpp") -> P
     """
     tokenizer = SnapshotTokenizer(folder)
     table = tokenizer.vocabulary()
-    real = max(table) + 1
+    real = max(table) + 1 if real_vocabulary is None else real_vocabulary
     texts = corpus(tokenizer.added_tokens())
     answer = ask_source(engine, {"gguf": str(gguf)}, {"texts": list(texts)})
     rows = len(answer["texts"])
@@ -65,14 +70,21 @@ def check_tokenizer(folder: Path, gguf: Path, *, engine: str = "llama_cpp") -> P
             f"{gguf.name}: expected a vocabulary of at least the {real} tokens of the snapshot's tokenizer, got {rows}"
         )
     expected = [tokenizer.encode_text(text) for text in texts]
-    composed: list[str] = []
-    decomposed: list[str] = []
-    for text, sentence in _differences(gguf.name, texts, expected, answer["tokens"]):
-        (composed if unicodedata.is_normalized("NFC", text) else decomposed).append(sentence)
-    difference = composed[0] if composed else _first_entry(gguf.name, table, answer["texts"])
-    # llama.cpp has no Unicode normalisation, so every GGUF of a tokenizer with one differs here. It is the engine's
-    # limit and not this file's fault; whoever feeds it decomposed text must know.
-    notes = [f"{sentence} (the engine does not compose characters, NFC)" for sentence in decomposed[:1]]
+    # llama.cpp has no Unicode normalisation, so every GGUF of a tokenizer with one differs on decomposed text. It is
+    # the engine's limit and not this file's fault; whoever feeds it such text must know. So there it is held against
+    # the snapshot's tokenizer less the normaliser.
+    plain = _without_normaliser(folder)
+    difference: str | None = None
+    notes: list[str] = []
+    for text, got, sentence in _differences(gguf.name, texts, expected, answer["tokens"]):
+        if unicodedata.is_normalized("NFC", text) or plain.encode(text).ids != got:
+            difference = sentence
+            break
+        notes = notes or [f"{sentence} (the engine does not compose characters, NFC)"]
+    difference = difference or _first_entry(gguf.name, table, answer["texts"])
+    rows_wanted = _config(folder).get("vocab_size")
+    if isinstance(rows_wanted, int) and rows != rows_wanted:
+        notes.append(f"{gguf.name}: expected {rows_wanted} rows of logits as config.json has, got {rows}")
     return ParityResult(
         parity=TokenizerParity(
             status="match" if difference is None else "differs",
@@ -96,34 +108,53 @@ def corpus(added_tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def _differences(
-    name: str, texts: Sequence[str], expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]]
-) -> Iterator[tuple[str, str]]:
-    """Yield each text that is cut otherwise, and a sentence that says where."""
+    name: str, texts: Sequence[str], expected: Sequence[Sequence[int]], actual: Sequence[list[int]]
+) -> Iterator[tuple[str, list[int], str]]:
+    """Yield each text that is cut otherwise, the engine's ids, and a sentence that says where."""
     for text, want, got in zip(texts, expected, actual, strict=True):
         if list(want) != list(got):
             shorter = min(len(want), len(got))
             place = next((i for i in range(shorter) if want[i] != got[i]), shorter)
             window = slice(max(place - _NEIGHBOURS, 0), place + _NEIGHBOURS + 1)
-            yield text, (
+            yield text, got, (
                 f"{name}: text {text!r}: expected ids {list(want[window])} at token {place} of {len(want)}, got"
                 f" {list(got[window])} of {len(got)}"
             )
 
 
+def _without_normaliser(folder: Path) -> Tokenizer:
+    form = read_object(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_str(json.dumps({**form, "normalizer": None}))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def _first_entry(name: str, table: Mapping[int, str], texts: Sequence[str]) -> str | None:
     for number in sorted(table):
-        if texts[number] != table[number]:
+        # Past the list's end stands no text; only a caller who counts fewer tokens than the tokenizer comes there.
+        if number < len(texts) and texts[number] != table[number]:
             return f"{name}: token {number}: expected {table[number]!r}, got {texts[number]!r}"
     return None
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    """Return the text model's part of config.json."""
+    config = read_object(folder / "config.json")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
 def _notes(folder: Path, name: str, table: Mapping[int, str], answer: Mapping[str, Any]) -> Iterator[str]:
     config = read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    model = _config(folder)
     ids = {text: number for number, text in table.items()}
     for key, entry in (("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("padding_token_id", "pad_token")):
         text = config.get(entry)
         text = text.get("content") if isinstance(text, dict) else text
         want, got = ids.get(text) if isinstance(text, str) else None, answer["special"].get(key)
+        # Where the tokenizer names none, a converter rightly takes the model's.
+        want = model.get(f"{entry}_id") if want is None else want
         if want != got:
             yield f"{name}: {key} is {got}, the snapshot's {entry} is {want}"
     for key, entry in (("add_bos", "add_bos_token"), ("add_eos", "add_eos_token")):
@@ -133,19 +164,20 @@ def _notes(folder: Path, name: str, table: Mapping[int, str], answer: Mapping[st
 
 
 def _template_notes(folder: Path, name: str, config: Mapping[str, Any], actual: str | None) -> Iterator[str]:
+    """Hold the embedded chat template against the snapshot's, byte by byte."""
     separate = folder / "chat_template.jinja"
-    expected = config.get("chat_template")
-    if separate.is_file():
-        expected = read_bounded(separate).decode("utf-8", errors="replace")
-    if not isinstance(expected, str) or expected == actual:
-        return
-    if actual is None:
-        yield f"{name}: has no chat template, the snapshot has one"
-        return
-    place = next(
-        (i for i, (e, a) in enumerate(zip(expected, actual, strict=False)) if e != a), min(len(expected), len(actual))
-    )
-    yield (
-        f"{name}: its chat template differs from the snapshot's at character {place}: expected"
-        f" {expected[place : place + 20]!r}, got {actual[place : place + 20]!r}"
-    )
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name, of which an engine runs the default
+        named = {form.get("name"): form.get("template") for form in source if isinstance(form, dict)}
+        source = named.get("default")
+    expected = read_bounded(separate) if separate.is_file() else source.encode() if isinstance(source, str) else None
+    found = None if actual is None else actual.encode()
+    if expected is None or found is None:
+        if expected is not found:
+            has, lacks = (name, "the snapshot") if expected is None else ("the snapshot", name)
+            yield f"{name}: expected the same chat template on both sides, got one of {has} and none of {lacks}"
+    elif expected != found:
+        shorter = min(len(expected), len(found))
+        place = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+        want, got = (side[place : place + 20].decode(errors="replace") for side in (expected, found))
+        yield f"{name}: its chat template differs from the snapshot's at byte {place}: expected {want!r}, got {got!r}"

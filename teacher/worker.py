@@ -90,7 +90,8 @@ def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
             reported = time.monotonic()
             write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": unit})
 
-    source.on_progress = report  # for a source that has work to do before its first logits
+    if hasattr(source, "on_progress"):  # it has work to do before its first logits, and tells of it
+        source.on_progress = report
     done, blocks = 0, source.blocks(plan)
     while _asked() and (block := next(blocks, None)) is not None:
         rows, width = block.logits.shape

@@ -1,7 +1,7 @@
 """llama.cpp as a candidate: a GGUF in the engine that will run it, through its C API.
 
 One `llama_decode` per call, with logits asked of every position, so that call boundaries and token ids are the
-plan's own. A call longer than `n_batch` is refused rather than cut. No BOS is added.
+plan's own. Only a call longer than `n_batch` takes several, each of `n_batch` tokens until the last. No BOS is added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class LlamaCpp:
         type_k, type_v: element types of the KV cache; "f16" is the engine's default.
         max_sequence_tokens, max_call_tokens: longest example and longest call of any plan it will run.
         n_ctx: positions one example may hold; None takes max_sequence_tokens.
-        n_batch: tokens one call may hold, each with its row of logits; None takes max_call_tokens.
+        n_batch: tokens of one `llama_decode`, each with its row of logits; None takes max_call_tokens, so that no
+            call is split.
         n_ubatch: tokens the engine computes at once; a call is cut into these inside the engine.
         gpu_layers: layers offloaded to a GPU; 0 computes on the CPU.
         repack: let the engine rearrange quantized weights at load time for its faster kernels, as it does by default.
@@ -62,6 +63,9 @@ class LlamaCpp:
         if not self._path.is_file():
             raise MissingFileError(f"{gguf}: expected a GGUF file, found none", path=gguf)
         self._stamp = _stamp(self._path)
+        for name, count in (("n_ctx", n_ctx), ("n_batch", n_batch), ("n_ubatch", n_ubatch), ("threads", threads)):
+            if count is not None and count < 1:
+                raise EngineFailedError(f"{name}: expected a count of at least 1, got {count}", setting=name)
         self._settings: dict[str, Any] = {
             "flash_attention": _known("flash_attention", flash_attention, FLASH_ATTENTION),
             "type_k": _known("type_k", type_k, TYPES),
@@ -119,7 +123,7 @@ class LlamaCpp:
         """Run the plan; each example starts from cleared attention and recurrent memory.
 
         Raises:
-            PlanError: a call, an example or a token id is beyond what the engine was set up for.
+            PlanError: an example or a token id is beyond what the engine was set up for.
             EngineFailedError: a call failed, or the file changed while it was in use.
         """
         for number, example in enumerate(plan.examples):
@@ -130,8 +134,10 @@ class LlamaCpp:
             first = 0
             for call, length in enumerate(example.calls):
                 ids = example.token_ids[first : first + length]
-                for offset, logits in self._decode(ids, first, f"example {number} call {call}"):
-                    yield LogitBlock(example=number, call=call, position=first + offset, logits=logits)
+                for start in range(0, length, self._settings["n_batch"]):
+                    piece = ids[start : start + self._settings["n_batch"]]
+                    for offset, logits in self._decode(piece, first + start, f"example {number} call {call}"):
+                        yield LogitBlock(example=number, call=call, position=first + start + offset, logits=logits)
                 first += length
             last = self._library.call("llama_memory_seq_pos_max", memory, 0)
             if last != first - 1:
@@ -146,12 +152,6 @@ class LlamaCpp:
         if len(example.token_ids) > limits["n_ctx"]:
             raise PlanError(
                 f"example {number}: expected at most n_ctx {limits['n_ctx']} tokens, got {len(example.token_ids)}",
-                example=number,
-            )
-        if max(example.calls) > limits["n_batch"]:
-            raise PlanError(
-                f"example {number}: expected calls of at most n_batch {limits['n_batch']} tokens,"
-                f" got {max(example.calls)}",
                 example=number,
             )
         for position, token in enumerate(example.token_ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def load_model(library: Library, log: EngineLog, path: Path, **settings: object)
     params = library.call("llama_model_default_params")
     for name, value in settings.items():
         setattr(params, name, int(value) if isinstance(value, bool) else value)
-    model = library.call("llama_model_load_from_file", str(path).encode(), params)
+    model = library.call("llama_model_load_from_file", os.fsencode(path), params)
     if not model:
         raise GgufError(
             f"{path}: expected llama.cpp to load it, got: {log.complaint()}", path=str(path), log=log.last()

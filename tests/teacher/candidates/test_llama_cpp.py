@@ -103,7 +103,7 @@ def test_another_architecture_and_a_missing_file_are_refused(tiny_gguf, tmp_path
     [
         ({"flash_attention": "maybe"}, EngineFailedError, "flash_attention: expected one of auto, off, on"),
         ({"type_k": "q3"}, EngineFailedError, "type_k: expected one of"),
-        ({"max_call_tokens": 32}, PlanError, "calls of at most n_batch 32 tokens"),
+        ({"n_ubatch": 0}, EngineFailedError, "n_ubatch: expected a count of at least 1, got 0"),
         ({"speed": 11}, EngineFailedError, "speed"),
         ({"library": "/nowhere/libllama.so"}, EngineMissingError, "/nowhere/libllama.so"),
     ],
