@@ -25,7 +25,6 @@ from receipts.cache_plan import CacheReceipt, verify_plan, verify_receipt
 from receipts.canonical import canonical_bytes, parse_canonical
 from receipts.digest import sha256_bytes, sha256_file
 from receipts.errors import (
-    CanonicalError,
     DigestMismatchError,
     HarnessError,
     IntegrityError,
@@ -37,7 +36,7 @@ from receipts.errors import (
 from receipts.files import write_atomic
 from receipts.manifest import SnapshotManifest
 from receipts.policy import Policy
-from receipts.report import Report
+from receipts.report import Report, from_plain
 from receipts.verdict import Verdict, decide
 
 SUMS = "SHA256SUMS"
@@ -57,10 +56,29 @@ USES: Mapping[str, tuple[str, ...]] = {
 FILES = (*USES, "policy.toml")
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_CALL_FIELDS = {
-    "example", "call", "position", "rows", "width", "teacher_sha256", "reference_sha256", "candidate_sha256",
-    "graph_policy_sha256",
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One call of calls.json.
+
+    Attributes:
+        example, call: indices into the plan's examples, and into the calls of that example.
+        position: first token position of the call within the example.
+        rows, width: positions of the call, and logits of each.
+        teacher_sha256, reference_sha256, candidate_sha256: digests of the float32 logits of each side, in hex.
+        graph_policy_sha256: digest of the settings the teacher computed it under, in hex.
+    """
+
+    example: int
+    call: int
+    position: int
+    rows: int
+    width: int
+    teacher_sha256: str
+    reference_sha256: str
+    candidate_sha256: str
+    graph_policy_sha256: str
 
 
 class RunWriter:
@@ -106,12 +124,14 @@ class RunWriter:
 
     def add_bytes(self, name: str, data: bytes) -> str:
         """Write a file as it is; return its SHA-256, in hex."""
+        assert name in FILES, name
         write_atomic(self._staging / name, data)
         return sha256_bytes(data).hex
 
     def finish(self) -> Path:
         """Write SHA256SUMS, check the whole folder, and put it in its place."""
-        digests = {name: sha256_file(self._staging / name)[0].hex for name in sorted(FILES)}
+        written = [path for path in self._staging.iterdir() if path.name != SUMS]
+        digests = {path.name: sha256_file(path)[0].hex for path in written}
         write_atomic(self._staging / SUMS, _sums(digests))
         verify_run(self._staging)
         self._staging.chmod(0o755)
@@ -154,10 +174,10 @@ def verify_run(folder: Path) -> RunCheck:
         MissingFileError, UnexpectedFileError: the folder holds other files than a run does.
         IntegrityError, ReceiptFormatError, CanonicalError: names the file that is not what it was.
     """
-    _verify_names(folder)
-    data = {name: (folder / name).read_bytes() for name in FILES}
+    data = _read_files(folder)
+    sums = data.pop(SUMS)
     digests = {name: sha256_bytes(content).hex for name, content in data.items()}
-    _verify_sums((folder / SUMS).read_bytes(), data, digests)
+    _verify_sums(sums, data, digests)
     receipts = {name: _parse(name, data[name]) for name in USES}
     for name, used in USES.items():
         recorded = receipts[name].get("uses", {})
@@ -174,8 +194,9 @@ def verify_run(folder: Path) -> RunCheck:
         raise IntegrityError("verdict.json: expected what report.json and policy.toml give, got another verdict")
     _within("snapshot.json", lambda: SnapshotManifest.from_dict(receipts["snapshot.json"]["manifest"]))
     _within("cache.json", lambda: _verify_cache(receipts["cache.json"]))
-    _within("calls.json", lambda: _verify_calls(receipts["plan.json"], receipts["calls.json"]))
-    positions = sum(len(example["token_ids"]) for example in receipts["plan.json"]["examples"])
+    planned = _within("plan.json", lambda: _planned_calls(receipts["plan.json"]))
+    _within("calls.json", lambda: _verify_calls(planned, receipts["calls.json"], report.vocabulary_rows))
+    positions = sum(rows for _, _, _, rows in planned)
     for comparison in (report.floor, report.candidate):
         if comparison.positions != positions:
             raise IntegrityError(
@@ -185,10 +206,34 @@ def verify_run(folder: Path) -> RunCheck:
     return RunCheck(
         report=report,
         verdict=verdict,
-        digests={**digests, SUMS: sha256_file(folder / SUMS)[0].hex},
+        digests={**digests, SUMS: sha256_bytes(sums).hex},
         run_sha256=digests["verdict.json"],
         receipts=receipts,
     )
+
+
+def parse_receipt(data: bytes, name: str) -> dict[str, Any]:
+    """Read the canonical bytes of a receipt.
+
+    Raises:
+        CanonicalError, ReceiptFormatError: the bytes are not canonical, or no receipt; names it.
+    """
+    try:
+        value = parse_canonical(data, name)
+    except (RecursionError, ValueError) as error:
+        raise ReceiptFormatError(f"{name}: expected a receipt, got JSON too deep or a number too long") from error
+    if not isinstance(value, dict):
+        raise ReceiptFormatError(f"{name}: expected a receipt, got {type(value).__name__}")
+    return value
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each file, every one read once."""
+    try:
+        _verify_names(folder)
+        return {name: (folder / name).read_bytes() for name in (*FILES, SUMS)}
+    except OSError as error:
+        raise IntegrityError(f"{error.filename}: expected a readable file, got '{error.strerror}'") from error
 
 
 def _verify_names(folder: Path) -> None:
@@ -241,9 +286,9 @@ def _decide(data: Mapping[str, bytes], digests: Mapping[str, str]) -> Verdict:
 
 
 def _parse(name: str, data: bytes) -> dict[str, Any]:
-    value = parse_canonical(data, name)
+    value = parse_receipt(data, name)
     schema = f"source-teacher/{name.removesuffix('.json')}/v1"
-    if not isinstance(value, dict) or value.get("schema") != schema:
+    if value.get("schema") != schema:
         raise ReceiptFormatError(f"{name}: expected schema {schema}, got another")
     return value
 
@@ -252,7 +297,7 @@ def _within(name: str, action: Any) -> Any:
     """Run a check of one file; what it finds is said of that file."""
     try:
         return action()
-    except (ReceiptFormatError, CanonicalError, IntegrityError) as error:
+    except HarnessError as error:
         if str(error).startswith(name):
             raise
         raise type(error)(f"{name}: {error}", **error.facts) from error
@@ -266,26 +311,42 @@ def _verify_cache(form: Mapping[str, Any]) -> None:
     verify_receipt(receipt)
 
 
-def _verify_calls(plan: Mapping[str, Any], calls: Mapping[str, Any]) -> None:
-    policy = sha256_bytes(canonical_bytes(calls["graph_policy"])).hex
-    expected = [
-        (index, call, sum(example["calls"][:call]), rows)
-        for index, example in enumerate(plan["examples"])
-        for call, rows in enumerate(example["calls"])
-    ]
-    if len(calls["calls"]) != len(expected):
-        raise IntegrityError(f"calls.json: expected {len(expected)} calls of plan.json, got {len(calls['calls'])}")
-    for want, record in zip(expected, calls["calls"], strict=True):
+def _planned_calls(plan: Mapping[str, Any]) -> list[tuple[int, int, int, int]]:
+    """Return (example, call, position, rows) of every call of the plan."""
+    found = []
+    for index, example in enumerate(plan["examples"]):
+        tokens, calls = example["token_ids"], example["calls"]
+        whole = all(type(value) is int for value in (*tokens, *calls))
+        if not whole or min(tokens, default=-1) < 0 or min(calls, default=0) < 1 or sum(calls) != len(tokens):
+            raise ReceiptFormatError(
+                f"example {index}: expected token ids, and calls of at least one token that sum to their number"
+            )
+        position = 0
+        for call, rows in enumerate(calls):
+            found.append((index, call, position, rows))
+            position += rows
+    if not found:
+        raise ReceiptFormatError("plan.json: expected at least one example, got none")
+    return found
+
+
+def _verify_calls(planned: list[tuple[int, int, int, int]], form: Mapping[str, Any], width: int) -> None:
+    policy = sha256_bytes(canonical_bytes(form["graph_policy"])).hex
+    if len(form["calls"]) != len(planned):
+        raise IntegrityError(f"calls.json: expected {len(planned)} calls of plan.json, got {len(form['calls'])}")
+    for want, plain in zip(planned, form["calls"], strict=True):
         place = f"calls.json: example {want[0]} call {want[1]}"
-        if set(record) != _CALL_FIELDS:
-            raise ReceiptFormatError(f"{place}: expected the fields {sorted(_CALL_FIELDS)}, got {sorted(record)}")
-        got = tuple(record[name] for name in ("example", "call", "position", "rows"))
+        record = from_plain(CallRecord, plain, place)
+        got = (record.example, record.call, record.position, record.rows)
         if got != want:
             raise IntegrityError(f"{place}: expected position {want[2]} and {want[3]} rows, got {got}")
+        if record.width != width:
+            raise IntegrityError(f"{place}: expected rows of {width} logits as in report.json, got {record.width}")
         for name in ("teacher_sha256", "reference_sha256", "candidate_sha256"):
-            if not isinstance(record[name], str) or not _HEX.fullmatch(record[name]):
-                raise ReceiptFormatError(f"{place}: expected {name} to be 64 hex digits, got {record[name]!r:.80}")
-        if record["graph_policy_sha256"] != policy:
+            value = getattr(record, name)
+            if not _HEX.fullmatch(value):
+                raise ReceiptFormatError(f"{place}: expected {name} to be 64 hex digits, got {value!r:.80}")
+        if record.graph_policy_sha256 != policy:
             raise DigestMismatchError(
-                f"{place}: expected graph policy sha256 {policy}, got {record['graph_policy_sha256']}"
+                f"{place}: expected graph policy sha256 {policy}, got {record.graph_policy_sha256!r:.80}"
             )

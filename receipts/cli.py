@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from receipts.canonical import parse_canonical
-from receipts.chain import RunCheck, verify_run
+from receipts.chain import RunCheck, parse_receipt, verify_run
 from receipts.digest import sha256_bytes
-from receipts.errors import HarnessError, InputError
+from receipts.errors import HarnessError, InputError, ReceiptFormatError
 from receipts.policy import Policy
 from receipts.report import Comparison, Report
 from receipts.verdict import Verdict, decide
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HarnessError as error:
         if arguments.json:
             print(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}, "exit_code": 2}))
-        print(f"receipts: {error}", file=sys.stderr)
+        print(_printable(f"receipts: {error}"), file=sys.stderr)
         return 2
 
 
@@ -53,7 +52,7 @@ def _run_verify(arguments: argparse.Namespace) -> int:
         print(json.dumps({"whole": True, "run_sha256": run.run_sha256, "verdict": run.verdict.status}))
     else:
         print(f"{arguments.run_folder}: whole, {len(run.digests)} files, run sha256 {run.run_sha256}")
-        print(f"verdict: {run.verdict.status}, {run.verdict.reason}")
+        print(_printable(f"verdict: {run.verdict.status}, {run.verdict.reason}"))
     return 0
 
 
@@ -63,7 +62,11 @@ def _run_show(arguments: argparse.Namespace) -> int:
         form = {"run_sha256": run.run_sha256, "digests": dict(run.digests), "receipts": dict(run.receipts)}
         print(json.dumps(form))
     else:
-        print("\n".join(_show(run)))
+        try:
+            lines = _show(run)
+        except (KeyError, TypeError) as error:  # the chain holds; these are fields that nothing is decided by
+            raise ReceiptFormatError(f"{arguments.run_folder}: expected what `show` prints, got no {error}") from error
+        print("\n".join(map(_printable, lines)))
     return 0
 
 
@@ -72,15 +75,19 @@ def _run_decide(arguments: argparse.Namespace) -> int:
         data = arguments.report.read_bytes()
     except OSError as error:
         raise InputError(f"{arguments.report}: expected a report, got '{error.strerror}'") from error
-    form = parse_canonical(data, arguments.report.name)
-    if not isinstance(form, dict):
-        raise InputError(f"{arguments.report.name}: expected a report, got {type(form).__name__}")
+    form = parse_receipt(data, arguments.report.name)
     policy = Policy.load(arguments.policy)
     verdict = decide(
         Report.from_dict(form), policy, report_sha256=sha256_bytes(data).hex, policy_sha256=policy.sha256
     )
-    print(json.dumps(verdict.to_dict()) if arguments.json else "\n".join(_verdict_lines(verdict)))
+    lines = [json.dumps(verdict.to_dict())] if arguments.json else map(_printable, _verdict_lines(verdict))
+    print("\n".join(lines))
     return verdict.exit_code
+
+
+def _printable(line: str) -> str:
+    """Return a line without characters that move a terminal's cursor: a stranger wrote what it quotes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _show(run: RunCheck) -> list[str]:

@@ -24,7 +24,7 @@ from receipts.errors import (
 from receipts.report import from_plain
 
 IGNORED = frozenset({".git", ".gitattributes", ".github", ".gitignore", "model.sig"})
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line separators end a line for many readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,13 @@ class FileEntry:
     path: str
     size_bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        parts = PurePosixPath(self.path).parts
+        if "/".join(parts) != self.path or not parts or {"..", "/"} & set(parts) or _CONTROL.search(self.path):
+            raise ReceiptFormatError(f"manifest: expected a plain path within the folder, got {self.path!r:.200}")
+        if self.size_bytes < 0:
+            raise ReceiptFormatError(f"manifest {self.path}: expected a size of at least 0, got {self.size_bytes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,11 @@ def build_manifest(folder: Path, *, on_bytes: Callable[[int], None] | None = Non
         SnapshotError: a file cannot be read, has a name no record can hold, or is a link out of the folder.
     """
     entries = []
-    for path in sorted(_files(folder), key=lambda path: path.relative_to(folder).parts):
+    try:
+        paths = sorted(_files(folder), key=lambda path: path.relative_to(folder).parts)
+    except OSError as error:
+        raise SnapshotError(f"{error.filename}: expected a readable folder, got '{error.strerror}'") from error
+    for path in paths:
         name = path.relative_to(folder).as_posix()
         try:
             digest, size = sha256_file(path, on_bytes)
@@ -129,11 +140,7 @@ def _files(folder: Path) -> Iterator[Path]:
     places = _places(folder)
     pending = [folder]
     while pending:
-        try:
-            children = list(pending.pop().iterdir())
-        except OSError as error:
-            raise SnapshotError(f"{folder.name}: expected a readable folder, got '{error.strerror}'") from error
-        for path in children:
+        for path in pending.pop().iterdir():
             name = path.relative_to(folder).as_posix()
             if name in IGNORED:
                 continue

@@ -131,8 +131,9 @@ def decide(report: Report, policy: Policy, *, report_sha256: str, policy_sha256:
 
 
 def _all_limits(policy: Policy) -> list[Limit]:
-    named = {(limit.quantity, limit.bound) for limit in policy.limits}
-    return [*(limit for limit in _ALWAYS if (limit.quantity, limit.bound) not in named), *policy.limits]
+    """Return the limits of every policy, which no policy loosens, and then its own."""
+    always = {(limit.quantity, limit.bound, limit.limit) for limit in _ALWAYS}
+    return [*_ALWAYS, *(one for one in policy.limits if (one.quantity, one.bound, one.limit) not in always)]
 
 
 def _passed(report: Report, policy: Policy) -> str:
@@ -210,7 +211,7 @@ def _outcome(
     loss, allowed = sign * (value - ideal), sign * (limit.limit - ideal)
     noise = None if floor is None else abs(floor - ideal)
     breached = value > limit.limit if limit.bound == "max" else value < limit.limit
-    counted = limit.quantity.rpartition(".")[2] in ("nonfinite_rows", "constant_rows", "actual_argmax_in_padding")
+    counted = limit.quantity.endswith(("nonfinite_rows", "constant_rows", "argmax_in_padding"))
     if noise is not None and not counted and noise > policy.floor_max_share * abs(allowed) and noise > 0:
         if breached and abs(loss - allowed) > noise:
             return "fail", ""
@@ -224,7 +225,7 @@ def _outcome(
 def _standard_error(candidate: Comparison, quantity: str) -> float | None:
     """Return the standard error of a mean over positions, examples being its clusters; None for other quantities."""
     if quantity == "candidate.top1_agreement":
-        return _clustered_share_error(candidate)
+        return _share_error(candidate)
     for field in ("kl_nats", "reverse_kl_nats", "expected_top_rank"):
         if quantity == f"candidate.{field}.mean":
             stats = getattr(candidate, field)
@@ -232,12 +233,21 @@ def _standard_error(candidate: Comparison, quantity: str) -> float | None:
     return None
 
 
-def _clustered_share_error(candidate: Comparison) -> float | None:
-    """Return the standard error of the share of agreeing positions, from the residual of each example."""
+def _share_error(candidate: Comparison) -> float | None:
+    """Return the standard error of the share of agreeing positions.
+
+    It comes from the residual of each example, as positions of one text are no independent draws; below two examples
+    it is the binomial one, which is too small rather than too large.
+    """
+    share = _clip(candidate.top1_agreement)
     parts = candidate.by_example
     total = sum(part.positions for part in parts)
-    if len(parts) < 2 or not total:
-        return None
-    share = candidate.top1_agreement
-    squares = math.fsum((part.positions * (part.top1_agreement - share)) ** 2 for part in parts)
-    return math.sqrt(squares * len(parts) / (len(parts) - 1)) / total
+    if len(parts) < 2 or total < 1:
+        count = 0 if candidate.kl_nats is None else candidate.kl_nats.count
+        return math.sqrt(share * (1 - share) / count) if count > 0 else None
+    residuals = [part.positions / total * (_clip(part.top1_agreement) - share) for part in parts]
+    return math.sqrt(math.fsum(r * r for r in residuals) * len(parts) / (len(parts) - 1))
+
+
+def _clip(share: float) -> float:
+    return min(max(share, 0.0), 1.0)

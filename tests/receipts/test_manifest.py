@@ -1,4 +1,4 @@
-import os
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +9,7 @@ from receipts.errors import (
     SnapshotError,
     UnexpectedFileError,
 )
-from receipts.manifest import SnapshotManifest, build_manifest, compare
+from receipts.manifest import FileEntry, SnapshotManifest, build_manifest, compare
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_hub_cache_with_links_into_its_blobs_is_read_under_its_own_names(tmp_p
     blobs.mkdir()
     snapshot.mkdir(parents=True)
     (blobs / "1234").write_text("{}")
-    (snapshot / "config.json").symlink_to(os.path.join("..", "..", "blobs", "1234"))
+    (snapshot / "config.json").symlink_to(Path("..", "..", "blobs", "1234"))
     manifest = build_manifest(snapshot)
     assert [entry.path for entry in manifest.entries] == ["config.json"]
     assert manifest.entries[0].size_bytes == 2
@@ -85,7 +85,31 @@ def test_links_that_lead_nowhere_or_out_are_refused(folder, tmp_path):
         build_manifest(folder)
 
 
-def test_names_that_no_record_can_hold_are_refused(folder):
-    (folder / "two\nlines").write_text("")
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "next\x85line", "line\u2028separator"])
+def test_names_that_no_record_can_hold_are_refused(folder, name):
+    (folder / name).write_text("")
     with pytest.raises(SnapshotError, match="control characters"):
         build_manifest(folder)
+
+
+@pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a//b", "./a", "a/", "", ".", "a/../b", "two\nlines"])
+def test_a_recorded_path_out_of_the_folder_is_refused(path):
+    with pytest.raises(ReceiptFormatError, match="expected a plain path within the folder"):
+        FileEntry(path=path, size_bytes=1, sha256="ab" * 32)
+
+
+def test_a_recorded_size_is_not_negative():
+    with pytest.raises(ReceiptFormatError, match="a: expected a size of at least 0, got -1"):
+        FileEntry(path="a", size_bytes=-1, sha256="ab" * 32)
+
+
+def test_git_files_are_left_out_at_the_top_alone(folder):
+    # As model-signing 1.1.1 does: these four names, no other that starts with .git, and none below the top.
+    before = build_manifest(folder)
+    for name in (".gitattributes", ".github/workflow.yml"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    assert build_manifest(folder) == before
+    (folder / ".gitmodules").write_text("m")
+    added = "34faf0adfef823d448288eac3f79daf5ef4aa9370fe8e4823743d7e2857504ac"  # by that package
+    assert build_manifest(folder).root_digest.hex == added

@@ -44,6 +44,12 @@ def test_there_are_policies_for_the_types_people_ship():
         (b"[[limit]]", b"[limits]", r"expected keys among|Cannot"),
         (b"schema", b"schema = 1\nschema", r"expected TOML"),
         (b"schema", b"\xff", r"expected TOML"),
+        (b"max = 0.01", b"max = 1e17", r"max: expected a number"),
+        (b"max = 0.01", b"max = -0.01", r"max: expected a number of at least 0"),
+        (b"max = 0.01", b"max = 1" + b"0" * 400, r"max: expected a number"),
+        (b"max = 0.01", b"max = 1" + b"0" * 5000, r"expected TOML"),
+        (b"min_positions = 5", b"min_positions = 1" + b"0" * 400, r"min_positions: expected a whole number"),
+        (b"max = 0.01", b"max = " + b"[" * 5000 + b"]" * 5000, r"expected TOML"),
     ],
 )
 def test_a_bad_policy_is_one_sentence(old, new, sentence):
@@ -64,9 +70,12 @@ def test_a_bound_stands_once():
         ("candidate.kl_nats.p99", 0.004),
         ("floor.kl_nats.mean", 1e-11),
         ("spread.kl_nats.mean", 3e-4),
+        ("spread.kl_nats.max_mean", 3e-4),
         ("candidate.topk_agreement.10", 0.98),
         ("candidate.topk_agreement.7", None),
         ("candidate.padded.actual_argmax_in_padding", 0.0),
+        ("candidate.padded.expected_argmax_in_padding", 0.0),
+        ("candidate.perplexity_ratio", 1.010050167084168),
     ],
 )
 def test_quantities_are_read_from_the_report(quantity, value):
@@ -79,3 +88,17 @@ def test_quantities_are_read_from_the_report(quantity, value):
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(PolicyError, match="expected a policy file"):
         Policy.load(tmp_path / "none.toml")
+
+
+def test_absent_padding_counts_as_none():
+    reader = quantity_reader("candidate.padded.expected_argmax_in_padding")
+    assert reader is not None
+    assert reader(report(candidate=comparison(padded=None))) == 0.0
+
+
+@pytest.mark.parametrize("nll", [1e4, -1e4, 1e308])
+def test_a_perplexity_ratio_stays_a_finite_number(nll):
+    reader = quantity_reader("candidate.perplexity_ratio")
+    assert reader is not None
+    value = reader(report(candidate=comparison(observed_nll_actual=nll)))
+    assert value is not None and 0 < value < float("inf")

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from support.forgery import reseal
 from support.run_folder import POLICY, comparison, write_run
 
 from receipts.cli import main
@@ -47,6 +48,31 @@ def test_decide_exits_by_the_verdict_of_any_policy(run, tmp_path, limit, code, c
     (tmp_path / "p.toml").write_bytes(POLICY.replace(b"max = 0.01", b"max = " + limit))
     assert main(["decide", str(run / "report.json"), str(tmp_path / "p.toml"), "--json"]) == code
     assert json.loads(capsys.readouterr().out)["policy"] == "small"
+
+
+def test_what_a_stranger_wrote_cannot_move_the_cursor(tmp_path, capsys):
+    run = write_run(tmp_path / "run", changed={"notes": ("\x1b[2J\nPASS: forged",)})
+    assert main(["show", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "note: \\x1b[2J\\nPASS: forged" in out.splitlines()
+
+
+def test_show_of_a_run_without_host_facts_is_one_sentence(run, capsys):
+    (run / "host.json").write_bytes(b'{"schema":"source-teacher/host/v1"}')
+    reseal(run)
+    assert main(["verify", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["show", str(run)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("data", [b"[]", b"[" * 900 + b"]" * 900, b"[" * 10**5, b"1" * 5000, b"{", b"\xff"])
+def test_decide_refuses_what_is_no_report_in_one_sentence(data, run, tmp_path, capsys):
+    (tmp_path / "odd.json").write_bytes(data)
+    assert main(["decide", str(tmp_path / "odd.json"), str(run / "policy.toml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("receipts: odd.json: expected") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["verify", "nowhere"], ["decide", "none.json", "none.toml"]])

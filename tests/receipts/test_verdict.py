@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 from support.run_folder import POLICY, comparison, report, stats
 
+from receipts.canonical import canonical_bytes, parse_canonical
 from receipts.errors import ReceiptFormatError
 from receipts.policy import Policy
 from receipts.report import TokenizerParity, Where
@@ -31,7 +32,7 @@ def test_a_clear_breach_fails_and_says_the_quantity_its_limit_and_its_value():
 
 
 def test_low_agreement_fails_a_minimum():
-    verdict = judge(candidate=comparison(top1_agreement=0.5, by_example=()))
+    verdict = judge(candidate=comparison(top1_agreement=0.5, by_example=(), kl_nats=stats(0.001, count=600)))
     assert outcome(verdict, "candidate.top1_agreement") == "fail"
 
 
@@ -46,6 +47,21 @@ def test_rows_that_are_not_finite_fail_under_every_policy():
     verdict = judge(candidate=comparison(nonfinite_rows=1, first_nonfinite=Where(example=0, position=0)))
     assert outcome(verdict, "candidate.nonfinite_rows") == "fail"
     assert verdict.status == "FAIL"
+
+
+@pytest.mark.parametrize("quantity", ["nonfinite_rows", "constant_rows"])
+def test_no_policy_can_allow_broken_rows(quantity):
+    allowed = f'[[limit]]\nquantity = "candidate.{quantity}"\nmax = 5\nreason = "r"\n'.encode()
+    verdict = judge(POLICY + allowed, candidate=comparison(**{quantity: 3}))
+    assert (verdict.status, verdict.exit_code) == ("FAIL", 4)
+    named = judge(POLICY + allowed.replace(b"5", b"0"), candidate=comparison(**{quantity: 3}))
+    assert [check.quantity for check in named.checks].count(f"candidate.{quantity}") == 1
+
+
+def test_broken_rows_fail_in_however_small_a_sample():
+    verdict = judge(candidate=comparison(positions=4, examples=1, nonfinite_rows=1))
+    assert verdict.status == "FAIL"
+    assert outcome(verdict, "candidate.positions") == "inconclusive"
 
 
 def test_constant_rows_fail_under_every_policy():
@@ -114,3 +130,27 @@ def test_a_verdict_survives_its_dictionary_form():
     assert Verdict.from_dict(verdict.to_dict()) == verdict
     with pytest.raises(ReceiptFormatError, match=r"PASS, FAIL"):
         Verdict.from_dict({**verdict.to_dict(), "status": "FINE"})
+
+
+def test_agreement_without_examples_to_compare_has_the_binomial_error():
+    def near(count):
+        one = comparison(top1_agreement=0.83, by_example=(), kl_nats=stats(0.001, count=count))
+        return outcome(judge(candidate=one), "candidate.top1_agreement")
+
+    # sqrt(0.83 * 0.17 / count) is 0.038 and then 0.012; the limit lies 0.03 away.
+    assert (near(100), near(1000)) == ("inconclusive", "pass")
+
+
+@pytest.mark.parametrize("nats", [40.0, 1e4])
+def test_a_candidate_that_is_lost_has_a_verdict_that_can_be_written(nats):
+    limit = b'[[limit]]\nquantity = "candidate.perplexity_ratio"\nmax = 1.005\nreason = "r"\n'
+    verdict = judge(POLICY + limit, candidate=comparison(observed_nll_actual=nats + 2.5))
+    assert verdict.status == "FAIL"
+    data = canonical_bytes(verdict.to_dict())
+    assert Verdict.from_dict(parse_canonical(data)) == verdict
+
+
+def test_shares_that_no_share_can_be_do_not_stop_the_decision():
+    odd = dataclasses.replace(comparison().by_example[0], top1_agreement=1e300)
+    for parts in ((), (odd, odd)):
+        assert judge(candidate=comparison(top1_agreement=-1e300, by_example=parts)).status == "FAIL"
