@@ -56,7 +56,7 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_LAST_LINES = 20
+_LAST_LINES = 40
 _GRACE_SECONDS = 5.0
 
 
@@ -256,7 +256,9 @@ class SourceRun:
             how = f"signal {_signal_name(-code)}"
             if -code == signal.SIGKILL:
                 how += " (as when memory runs out)"
-        words = f"; last words: {last[-1]}" if last else ""
+        # A crash leaves Python's dump of all threads, whose first line alone says something.
+        said = [line for line in last if line.startswith("Fatal Python error")] or last[-1:]
+        words = f"; last words: {said[0]}" if said else ""
         return EngineFailedError(
             f"{self._kind}: expected the engine to finish its calls, got {how}{words}",
             engine=self._kind,

@@ -8,7 +8,7 @@ import sys
 
 from teacher.candidates.llama_abi import Library, LogCallback
 
-_DEBUG, _CONTINUED = 1, 5  # ggml's log levels: debug is left out, continued text belongs to the line before
+_DEBUG, _ERROR, _CONTINUED = 1, 4, 5  # ggml's levels: debug is left out, continued text is the last line's
 
 
 class EngineLog:
@@ -16,6 +16,7 @@ class EngineLog:
 
     def __init__(self, library: Library, *, keep: int = 400) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=keep)
+        self._errors: collections.deque[str] = collections.deque(maxlen=keep)
         self._level = 0
         self._callback = LogCallback(self._take)
         library.call("llama_log_set", self._callback, None)
@@ -27,10 +28,11 @@ class EngineLog:
             return
         said = text.decode("utf-8", errors="replace")
         sys.stderr.write(said)
-        if level == _CONTINUED and self._lines:
-            self._lines[-1] += said.rstrip("\n")
-        else:
-            self._lines.extend(line for line in said.split("\n") if line.strip())
+        for lines in (self._lines, self._errors) if self._level == _ERROR else (self._lines,):
+            if level == _CONTINUED and lines:
+                lines[-1] += said.rstrip("\n")
+            else:
+                lines.extend(line for line in said.split("\n") if line.strip())
 
     def last(self, count: int = 12) -> list[str]:
         """Return the last lines."""
@@ -41,6 +43,6 @@ class EngineLog:
         return [line for line in self._lines if any(word in line for word in words)]
 
     def complaint(self) -> str:
-        """Return the line that says most about a failure: the first with "error", else the last."""
-        found = self.saying("error", "failed", "unknown", "missing") or self.last(1)
+        """Return the line that says most about a failure: the first the engine calls an error, else the last."""
+        found = list(self._errors) or self.last(1)
         return found[0].strip() if found else "no log line"

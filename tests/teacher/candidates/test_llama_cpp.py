@@ -7,14 +7,14 @@ import pytest
 from support.gguf_tools import edit_gguf
 from support.plans import centred_difference, kl_nats, plan_of, random_ids
 
-from receipts.errors import EngineFailedError, EngineMissingError, GgufError, HarnessError, PlanError
+from receipts.errors import EngineFailedError, EngineMissingError, GgufError, HarnessError
 from teacher.call_shape import CallShape
 from teacher.streams import run_source
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="needs the package xllamacpp (llama.cpp)"
 )
-IDS = random_ids(100, 90)
+IDS = random_ids(100, 420)
 EXACT = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
 
 
@@ -60,6 +60,20 @@ def test_call_boundaries_reach_the_engine(tiny_gguf):
     assert kl_nats(whole[0], single[0]).mean() < 1e-9
 
 
+def test_a_call_longer_than_n_batch_is_the_calls_it_is_split_into(tiny_gguf):
+    split, description = run(tiny_gguf, plan_of((IDS, (100,))), n_batch=40)
+    asked, _ = run(tiny_gguf, plan_of((IDS, (40, 40, 20))))
+    assert np.array_equal(split[0], asked[0])
+    assert description["settings"]["n_batch"] == description["in_force"]["n_batch"] == 40
+
+
+@pytest.mark.parametrize("n_ubatch", [32, 64])
+def test_micro_batches_inside_a_call_change_no_logit_beyond_rounding(tiny_gguf, n_ubatch):
+    whole, _ = run(tiny_gguf, plan_of((IDS, (100,))), **EXACT)
+    cut, _ = run(tiny_gguf, plan_of((IDS, (100,))), n_ubatch=n_ubatch, **EXACT)
+    assert kl_nats(whole[0], cut[0]).max() < 1e-9
+
+
 def test_settings_are_in_force_and_recorded(tiny_gguf, plan):
     _, description = run(tiny_gguf, plan, type_k="q8_0", type_v="f16", n_ubatch=32, max_call_tokens=64)
     assert description["settings"]["type_k"] == "q8_0"
@@ -82,6 +96,11 @@ def test_a_quantized_kv_cache_changes_the_logits(tiny_gguf, plan):
         (lambda data: data[:1000], "expected llama.cpp to load it"),
         (lambda data: b"not a model" * 100, "expected llama.cpp to load it"),
         (lambda data: b"", "expected llama.cpp to load it"),
+        (lambda data: data[:-1], "not within the file bounds"),
+        (lambda data: data[: len(data) // 2], "not within the file bounds"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "to load it"),
+        (lambda data: b"GGUF" + b"\xff" * 60, "expected llama.cpp to load it"),
+        (lambda data: data.replace(b"blk.0.ssm_a", b"blk.0.ssm_x"), "tensor 'blk.0.ssm_a' not found"),
     ],
 )
 def test_a_file_the_engine_refuses_is_one_sentence(tiny_gguf, tmp_path, plan, spoil, sentence):
@@ -91,9 +110,28 @@ def test_a_file_the_engine_refuses_is_one_sentence(tiny_gguf, tmp_path, plan, sp
         run(path, plan)
 
 
-def test_another_architecture_and_a_missing_file_are_refused(tiny_gguf, tmp_path, plan):
-    with pytest.raises(GgufError, match="unknown model architecture"):
-        run(edit_gguf(tiny_gguf, tmp_path / "m.gguf", metadata={"general.architecture": "qwen99"}), plan)
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"general.architecture": "qwen99"}, "unknown model architecture: 'qwen99'"),
+        ({"general.architecture": "llama"}, r"key not found in model: llama\.context_length"),
+        ({"qwen35.block_count": None}, r"key not found in model: qwen35\.block_count"),
+        ({"qwen35.rope.dimension_sections": [2, 1, 1]}, "dimension_sections has wrong array length; expected 4, got 3"),
+        ({"tokenizer.ggml.pre": "nonsense"}, "unknown pre-tokenizer type: 'nonsense'"),
+    ],
+)
+def test_the_engines_own_reason_is_given(tiny_gguf, tmp_path, plan, metadata, sentence):
+    with pytest.raises(GgufError, match=sentence):
+        run(edit_gguf(tiny_gguf, tmp_path / "m.gguf", metadata=metadata), plan)
+
+
+def test_a_file_that_crashes_the_engine_is_an_error_of_ours(tiny_gguf, tmp_path, plan):
+    path = edit_gguf(tiny_gguf, tmp_path / "m.gguf", metadata={"qwen35.full_attention_interval": 0})
+    with pytest.raises(EngineFailedError, match=r"got signal SIG.*; last words: Fatal Python error"):
+        run(path, plan)  # it divides by the interval
+
+
+def test_a_missing_file_is_refused(tmp_path, plan):
     with pytest.raises(HarnessError, match="expected a GGUF file, found none"):
         run(tmp_path / "none.gguf", plan)
 
