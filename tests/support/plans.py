@@ -50,8 +50,8 @@ def centred_difference(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
 def kl_nats(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
     """KL(expected || actual) of each row, in F64."""
     logs = []
-    for x in (expected, actual):
-        x = np.asarray(x, np.float64)
-        x = x - x.max(-1, keepdims=True)
+    for side in (expected, actual):
+        x = np.array(side, np.float64)  # a copy, changed in place
+        x -= x.max(-1, keepdims=True)
         logs.append(x - np.log(np.exp(x).sum(-1, keepdims=True)))
     return (np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1)

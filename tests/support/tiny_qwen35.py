@@ -28,7 +28,7 @@ TEXT = (
     "The quick brown fox jumps over the lazy dog. It's the fox's day, isn't it?",
     "def add(left, right):\n    return left + right\n\nprint(add(12, 34))  # 46\n",
     "Привет мир, как дела? Приветствую всех.",
-    "今天天气很好，我们去公园散步。",
+    "今天天气很好，我们去公园散步。",  # noqa: RUF001 - the comma the language has
     "naïve café résumé, e\u0301te\u0301, हिन्दी में लिखा हुआ पाठ",
     "🙂🙃🚀 numbers 1234567890 and 3.14159",
 )
@@ -181,7 +181,9 @@ def text_weights(config: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
                 "linear_attn.in_proj_z.weight": matrix(values, hidden),
                 "linear_attn.in_proj_a.weight": matrix(rows, hidden),
                 "linear_attn.in_proj_b.weight": matrix(rows, hidden),
-                "linear_attn.conv1d.weight": rng.standard_normal((2 * keys + values, 1, config["linear_conv_kernel_dim"])),
+                "linear_attn.conv1d.weight": rng.standard_normal(
+                    (2 * keys + values, 1, config["linear_conv_kernel_dim"])
+                ),
                 "linear_attn.A_log": np.log(rng.uniform(0.5, 8.0, rows)),
                 "linear_attn.dt_bias": rng.standard_normal(rows),
                 "linear_attn.norm.weight": 1 + rng.standard_normal(config["linear_value_head_dim"]) * 0.2,
@@ -320,7 +322,8 @@ def _gguf_tensors(config: Mapping[str, Any], weights: Mapping[str, np.ndarray]) 
     heads = np.arange(value_heads).reshape(key_heads, -1).T.reshape(-1)
     lanes = (heads[:, None] * width + np.arange(width)).reshape(-1)
     tail = np.concatenate([np.arange(2 * keys), 2 * keys + lanes])
-    for name, value in weights.items():
+    for name, source in weights.items():
+        value = source
         if name in outer:
             yield outer[name], value
             continue
