@@ -14,7 +14,7 @@ import rfc8785
 
 from receipts.errors import CanonicalError
 
-MAX_INTEGER = 2**53  # beyond it a reader that holds numbers as doubles sees another value
+MAX_INTEGER = 2**53  # from it on a reader that holds numbers as doubles sees another value
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -22,7 +22,7 @@ def canonical_bytes(value: Any) -> bytes:
 
     Raises:
         CanonicalError: names the place of a value of another type, a NaN or infinity, a key that is no string, or an
-            integer beyond 2**53, which is to be written as a string.
+            integer from 2**53 on, which is to be written as a string.
     """
     return rfc8785.dumps(_checked(value, "$"))
 
@@ -35,12 +35,12 @@ def parse_canonical(data: bytes, subject: str = "value") -> Any:
     """
     try:
         value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole
         )
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CanonicalError(f"{subject}: expected JSON, got {error}") from error
     except CanonicalError as error:
         raise CanonicalError(f"{subject}: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number may be too long, and a nesting too deep
+        raise CanonicalError(f"{subject}: expected JSON, got {error}") from error
     if canonical_bytes(value) != data:
         raise CanonicalError(f"{subject}: expected RFC 8785 bytes, got the same JSON in another form")
     return value
@@ -57,8 +57,8 @@ def _checked(value: Any, place: str) -> Any:
             raise CanonicalError(f"{place}: expected Unicode text, got a lone surrogate") from error
         return value
     if kind is int:
-        if abs(value) > MAX_INTEGER:
-            raise CanonicalError(f"{place}: expected an integer within 2**53, got {value}; write it as a string")
+        if abs(value) >= MAX_INTEGER:
+            raise CanonicalError(f"{place}: expected an integer below 2**53, got {value}; write it as a string")
         return value
     if kind is float:
         if not math.isfinite(value):
@@ -81,6 +81,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise CanonicalError(f"expected each key once, got {twice!r} twice")
     return value
+
+
+def _whole(digits: str) -> int | float:
+    """Read digits; RFC 8785 writes a float of 2**53 or more like an integer, which no integer of ours can be."""
+    value = int(digits)
+    return value if abs(value) < MAX_INTEGER else float(digits)
 
 
 def _refuse_constant(name: str) -> Any:

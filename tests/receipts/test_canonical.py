@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from receipts.canonical import canonical_bytes, parse_canonical
 from receipts.errors import CanonicalError
 
-# Whole numbers from 2**53 on are to be written as strings, floats of such a value included.
-SCALARS = st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | st.floats(-9e15, 9e15)
+# Whole numbers from 2**53 on are to be written as strings.
+SCALARS = (
+    st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(SCALARS | TEXTS, lambda v: st.lists(v) | st.dictionaries(TEXTS, v), max_leaves=12)
 
@@ -40,7 +42,7 @@ def test_a_value_of_another_type_is_an_error_and_never_a_text(value):
         canonical_bytes({"a": [0, value]})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**53 + 1, "\ud800"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**53, "\ud800"])
 def test_a_value_without_canonical_bytes_is_an_error(value):
     with pytest.raises(CanonicalError, match=r"^\$\.a: expected"):
         canonical_bytes({"a": value})
@@ -52,7 +54,8 @@ def test_keys_are_texts():
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"a":1,"a":1}', b'{"b":1,"a":2}', b"[1, 2]", b"[1.0]", b"[NaN]", b"[1]\n", b"\xff", b"", b'["\\u0041"]'],
+    "data", [b'{"a":1,"a":1}', b'{"b":1,"a":2}', b"[1, 2]", b"[1.0]", b"[NaN]", b"[1]\n", b"\xff", b"", b'["\\u0041"]',
+        b"[9007199254740993]", b"[" * 100_000, b"9" * 10_000],
 )  # fmt: skip
 def test_other_bytes_than_the_canonical_ones_are_refused(data):
     with pytest.raises(CanonicalError, match=r"^here: "):

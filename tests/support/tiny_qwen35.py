@@ -112,6 +112,7 @@ def write_snapshot(folder: Path, sizes: Sizes | None = None, *, seed: int = 7) -
 def text_config(sizes: Sizes, vocabulary: int) -> dict[str, Any]:
     """Return the text model's part of config.json."""
     kinds = ["linear_attention", "full_attention"]
+    pairs = sizes.head_width // 8  # a quarter of a head is rotated, in pairs
     return {
         "model_type": "qwen3_5_text",
         "dtype": "bfloat16",
@@ -139,7 +140,7 @@ def text_config(sizes: Sizes, vocabulary: int) -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": 10000000,
             "partial_rotary_factor": 0.25,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4],
             "mrope_interleaved": True,
         },
     }
