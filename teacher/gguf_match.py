@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from reprlib import repr as short
+from typing import Any
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from receipts.errors import GgufError
 from teacher.config import FULL, ModelConfig
 from teacher.gguf_file import GgufFile, GgufTensor
 
 ARCHITECTURE = "qwen35"
-# general.file_type as llama.cpp numbers it, and the type that most of such a file's matrices have.
-_FILE_TYPES = {
-    0: ("F32", "F32"), 1: ("F16", "F16"), 2: ("Q4_0", "Q4_0"), 3: ("Q4_1", "Q4_1"), 7: ("Q8_0", "Q8_0"),
-    8: ("Q5_0", "Q5_0"), 9: ("Q5_1", "Q5_1"), 10: ("Q2_K", "Q2_K"), 11: ("Q3_K_S", "Q3_K"), 12: ("Q3_K_M", "Q3_K"),
-    13: ("Q3_K_L", "Q3_K"), 14: ("Q4_K_S", "Q4_K"), 15: ("Q4_K_M", "Q4_K"), 16: ("Q5_K_S", "Q5_K"),
-    17: ("Q5_K_M", "Q5_K"), 18: ("Q6_K", "Q6_K"), 32: ("BF16", "BF16"),
-}  # fmt: skip
-_TRUNK = re.compile(r"blk\.(\d+)\.(.+)")
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
+_TYPE_IN_NAME = re.compile(
+    r"(?i)(?<![A-Z0-9])((?:BF|F|MXFP|NVFP)\d+|TQ\d_\d|I?Q\d(?:_[A-Z0-9]+)*)(?![A-Z0-9])", re.ASCII
+)
+_DEFAULT_INTERVAL = 4  # what llama.cpp takes where the file has no full_attention_interval
+_OTHER_KEYS = (
+    "block_count", "context_length", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections",
+    "vocab_size", "expert_count", "rope.scaling.type", "rope.scaling.factor", "attention.recurrent_layers",
+)  # fmt: skip
 
 
 def verify_matches(gguf: GgufFile, config: ModelConfig) -> tuple[str, ...]:
     """Check that a GGUF says it is the config's model.
 
     Returns:
-        What is odd but prevents nothing, such as the tensors of other parts.
+        What is odd but prevents nothing: tensors of other parts, keys unknown here, types other than the file says.
 
     Raises:
         GgufError: names what differs, with both values.
     """
-    _verify_architecture(gguf)
-    blocks = _number(gguf, "block_count")
-    extra_blocks = _number(gguf, "nextn_predict_layers", default=0)
     names = {tensor.name: tensor for tensor in gguf.tensors}
-    if extra_blocks and not any(".nextn." in name for name in names):
-        raise GgufError(
-            f"{gguf.name}: expected the {extra_blocks} MTP blocks of nextn_predict_layers, got none of their tensors"
-            " (declared MTP block absent)"
-        )
-    _verify_sizes(gguf, config, int(blocks - extra_blocks))
-    rows = len(gguf.metadata.get("tokenizer.ggml.tokens", ()))
-    if rows != config.vocab_size:
-        raise GgufError(
-            f"{gguf.name}: expected a vocabulary of {config.vocab_size} rows as config.json has, got {rows} tokens"
-        )
-    _verify_tensors(gguf, config, names)
-    return (*_extra_notes(gguf, config), *_type_notes(gguf))
+    _verify_architecture(gguf)
+    _verify_dialect(gguf, names)
+    _verify_layers(gguf, config, names)
+    _verify_sizes(gguf, config)
+    _verify_rope(gguf, config)
+    _verify_vocabulary(gguf, config)
+    required = dict(required_tensors(config))
+    _verify_tensors(gguf, required, names)
+    return (*_extra_notes(gguf, config, required), *_type_notes(gguf, required))
 
 
 def required_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -80,32 +79,82 @@ def required_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]
             yield f"blk.{layer}.{name}", shape
 
 
+def _key(gguf: GgufFile, key: str, default: Any = None) -> Any:
+    return gguf.metadata.get(f"{ARCHITECTURE}.{key}", default)
+
+
 def _verify_architecture(gguf: GgufFile) -> None:
     found = gguf.metadata.get("general.architecture")
-    if found != ARCHITECTURE:
-        experts = " (a mixture of experts; dense models only)" if "moe" in str(found) else ""
-        raise GgufError(f"{gguf.name}: expected general.architecture {ARCHITECTURE}, got {found!r}{experts}")
+    experts = _key(gguf, "expert_count", 0)
+    if found == ARCHITECTURE and not experts:
+        return
+    got = short(found) if found != ARCHITECTURE else f"it with expert_count {short(experts)}"
+    hint = " (a mixture of experts; dense models only)" if "moe" in str(found) or experts else ""
+    raise GgufError(f"{gguf.name}: expected general.architecture {ARCHITECTURE}, got {got}{hint}")
 
 
-def _number(gguf: GgufFile, key: str, default: int | None = None) -> int | float:
-    full = f"{ARCHITECTURE}.{key}"
-    value = gguf.metadata.get(full, default)
-    if isinstance(value, tuple) and len(set(value)) == 1:
-        value = value[0]  # one number for each layer, all the same
-    if type(value) not in (int, float):
-        what = "no such key" if value is None else repr(value)
-        raise GgufError(f"{gguf.name}: expected a number for {full}, got {what}")
-    assert isinstance(value, int | float)
-    return value
+def _verify_dialect(gguf: GgufFile, names: Mapping[str, GgufTensor]) -> None:
+    """Refuse what Ollama writes and llama.cpp does not load, before it looks like a broken file."""
+    sections = _key(gguf, "rope.dimension_sections")
+    bare = next((name for name in names if name.endswith(".ssm_dt") and f"{name}.bias" not in names), None)
+    if isinstance(sections, tuple) and len(sections) == 3:
+        what = "4 entries of rope.dimension_sections, got 3"
+    elif bare:
+        what = f"the tensor {bare}.bias, got {bare}, one without .bias"
+    else:
+        return
+    raise GgufError(f"{gguf.name}: expected {what}; this is Ollama's dialect, which llama.cpp does not load")
 
 
-def _verify_sizes(gguf: GgufFile, config: ModelConfig, trunk: int) -> None:
-    if trunk != config.num_hidden_layers:
+def _verify_layers(gguf: GgufFile, config: ModelConfig, names: Mapping[str, GgufTensor]) -> None:
+    """Hold the count and the kinds of the layers against the config; MTP blocks stand behind them and are none."""
+    blocks, extra = _count(gguf, "block_count"), _count(gguf, "nextn_predict_layers", 0)
+    trunk, layers = blocks - extra, config.num_hidden_layers
+    held = {int(found[1]) for found in map(_BLOCK.fullmatch, names) if found and found[2].startswith("nextn.")}
+    absent = next((block for block in range(max(trunk, 0), blocks) if block not in held), None)
+    if absent is not None:
         raise GgufError(
-            f"{gguf.name}: expected {config.num_hidden_layers} layers as config.json has, got {trunk} (block_count less"
-            " MTP blocks)"
+            f"{gguf.name}: expected MTP tensors in blk.{absent}, by nextn_predict_layers {extra}, got none"
+            " (declared MTP block absent)"
         )
-    expected: dict[str, int | float] = {
+    if trunk != layers:
+        undeclared = f"; blk.{max(held)} holds an MTP block that no nextn_predict_layers declares" if held else ""
+        raise GgufError(
+            f"{gguf.name}: expected {layers} layers as config.json has, got {trunk} (block_count less MTP blocks)"
+            f"{undeclared if not extra else ''}"
+        )
+    interval = _key(gguf, "full_attention_interval", _DEFAULT_INTERVAL)
+    linear = _key(gguf, "attention.recurrent_layers")
+    if linear is not None:
+        what = f"attention.recurrent_layers {short(linear)}"
+        kinds = [not flag for flag in linear[:layers]] if isinstance(linear, tuple) else [not linear] * layers
+    elif type(interval) is int and interval > 0:
+        what = f"a full_attention_interval of {interval}"
+        kinds = [(layer + 1) % interval == 0 for layer in range(layers)]
+    else:
+        raise GgufError(f"{gguf.name}: expected full_attention_interval as a count above 0, got {short(interval)}")
+    if kinds != [kind == FULL for kind in config.layer_types]:
+        missing = f" ({_DEFAULT_INTERVAL} where there is no such key)" if interval == _DEFAULT_INTERVAL else ""
+        raise GgufError(
+            f"{gguf.name}: expected the layer_types of config.json, got {what}{missing}, which gives others"
+        )
+
+
+def _count(gguf: GgufFile, key: str, default: int | None = None) -> int:
+    value = _key(gguf, key, default)
+    if type(value) is not int:
+        raise _no_number(gguf, key, value)
+    return int(value)
+
+
+def _no_number(gguf: GgufFile, key: str, value: Any) -> GgufError:
+    what = "no such key" if value is None else short(value)
+    return GgufError(f"{gguf.name}: expected a number for {ARCHITECTURE}.{key}, got {what}")
+
+
+def _sizes(config: ModelConfig) -> dict[str, int | float]:
+    """Return what the config wants for each size key."""
+    return {
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
@@ -121,90 +170,132 @@ def _verify_sizes(gguf: GgufFile, config: ModelConfig, trunk: int) -> None:
         "ssm.time_step_rank": config.linear_num_value_heads,
         "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
     }
-    for key, want in expected.items():
-        got = _number_or_layers(gguf, key, config)
+
+
+def _verify_sizes(gguf: GgufFile, config: ModelConfig) -> None:
+    full = [layer for layer, kind in enumerate(config.layer_types) if kind == FULL]
+    for key, want in _sizes(config).items():
+        got = _key(gguf, key)
+        if isinstance(got, tuple) and len(got) >= len(config.layer_types):
+            # One number for each layer: heads of full attention are 0 in the linear layers of some files.
+            of_full = {got[layer] for layer in full}
+            got = of_full.pop() if len(of_full) == 1 else got
+        if type(got) not in (int, float):
+            raise _no_number(gguf, key, got)
         # Real numbers are stored as F32, which holds them to one part in 2^24.
-        if abs(got - want) > abs(want) * 2.0**-23:
+        if not (got == want if type(want) is int else math.isclose(got, want, rel_tol=2.0**-23)):
             raise GgufError(
-                f"{gguf.name}: expected {ARCHITECTURE}.{key} {want:g} as config.json has, got {got:g}; this is another"
-                " model"
-            )
-    sections = gguf.metadata.get(f"{ARCHITECTURE}.rope.dimension_sections")
-    if isinstance(sections, tuple) and len(sections) == 3:
-        raise GgufError(
-            f"{gguf.name}: expected 4 entries of rope.dimension_sections, got 3; this is Ollama's dialect,"
-            " which llama.cpp does not load"
-        )
-    section = config.mrope_section
-    if section is not None and isinstance(sections, tuple) and tuple(sections[: len(section)]) != section:
-        raise GgufError(
-            f"{gguf.name}: expected rope.dimension_sections {list(section)} as config.json has, got {list(sections)}"
-        )
-    interval = gguf.metadata.get(f"{ARCHITECTURE}.full_attention_interval")
-    if type(interval) is int and interval > 0:
-        kinds = [(layer + 1) % interval == 0 for layer in range(config.num_hidden_layers)]
-        if kinds != [kind == FULL for kind in config.layer_types]:
-            raise GgufError(
-                f"{gguf.name}: expected the layer_types of config.json, got a full_attention_interval of {interval},"
-                " which gives others"
+                f"{gguf.name}: expected {ARCHITECTURE}.{key} {_shown(want)} as config.json has, got {_shown(got)}; this"
+                " is another model"
             )
 
 
-def _number_or_layers(gguf: GgufFile, key: str, config: ModelConfig) -> float:
-    """Return a size; where the file has one for each layer, that of the full-attention layers."""
-    value = gguf.metadata.get(f"{ARCHITECTURE}.{key}")
-    if isinstance(value, tuple) and len(value) >= config.num_hidden_layers:
-        of_full = {value[layer] for layer, kind in enumerate(config.layer_types) if kind == FULL}
-        if len(of_full) == 1:
-            return float(of_full.pop())
-    return float(_number(gguf, key))
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
 
 
-def _verify_tensors(gguf: GgufFile, config: ModelConfig, names: dict[str, GgufTensor]) -> None:
-    for name, shape in required_tensors(config):
+def _verify_rope(gguf: GgufFile, config: ModelConfig) -> None:
+    sections = _key(gguf, "rope.dimension_sections")
+    if not isinstance(sections, tuple) or len(sections) != 4:
+        got = "no such key" if sections is None else short(sections)
+        raise GgufError(f"{gguf.name}: expected 4 numbers for {ARCHITECTURE}.rope.dimension_sections, got {got}")
+    if config.mrope_section is not None and sections != (*config.mrope_section, 0, 0, 0, 0)[:4]:
+        raise GgufError(
+            f"{gguf.name}: expected rope.dimension_sections {list(config.mrope_section)} as config.json has, got"
+            f" {list(sections)}"
+        )
+    kind, factor = _key(gguf, "rope.scaling.type", "none"), _key(gguf, "rope.scaling.factor", 1)
+    if kind not in ("none", "linear") or factor not in (0, 1):
+        raise GgufError(
+            f"{gguf.name}: expected no rope.scaling, as config.json has none, got {short(kind)} by {short(factor)}"
+        )
+
+
+def _verify_vocabulary(gguf: GgufFile, config: ModelConfig) -> None:
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, tuple) or not all(isinstance(token, str) for token in tokens):
+        got = "no such key" if tokens is None else short(tokens)
+        raise GgufError(f"{gguf.name}: expected the vocabulary, texts in tokenizer.ggml.tokens, got {got}")
+    for what, rows in ("tokens", len(tokens)), ("as vocab_size", _key(gguf, "vocab_size", config.vocab_size)):
+        if rows != config.vocab_size:
+            raise GgufError(
+                f"{gguf.name}: expected a vocabulary of {config.vocab_size} rows as config.json has, got {short(rows)}"
+                f" {what}"
+            )
+    for key in ("token_type", "scores"):  # the engine reads one for each token, whatever their count
+        listed = gguf.metadata.get(f"tokenizer.ggml.{key}")
+        if listed is not None and not (isinstance(listed, tuple) and len(listed) == len(tokens)):
+            got = str(len(listed)) if isinstance(listed, tuple) else short(listed)
+            raise GgufError(
+                f"{gguf.name}: expected {len(tokens)} entries of tokenizer.ggml.{key}, one for each token of the"
+                f" vocabulary, got {got}"
+            )
+
+
+def _verify_tensors(
+    gguf: GgufFile, required: Mapping[str, tuple[int, ...]], names: Mapping[str, GgufTensor]
+) -> None:
+    for name, shape in required.items():
         tensor = names.get(name)
         if tensor is None:
-            dialect = name.endswith("ssm_dt.bias") and name.removesuffix(".bias") in names
-            hint = " but one without .bias, as in Ollama's dialect, which llama.cpp does not load" if dialect else ""
-            raise GgufError(f"{gguf.name}: expected the tensor {name}, got none{hint}")
+            raise GgufError(f"{gguf.name}: expected the tensor {name}, got none")
         if tensor.shape != shape:
             raise GgufError(
                 f"{gguf.name}: expected {name} of shape {list(shape)} by config.json, got {list(tensor.shape)}"
             )
 
 
-def _extra_notes(gguf: GgufFile, config: ModelConfig) -> Iterator[str]:
-    required = {name for name, _ in required_tensors(config)}
-    parts: Counter[str] = Counter()
+def _extra_notes(gguf: GgufFile, config: ModelConfig, required: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    parts: dict[str, list[str]] = {"MTP": [], "vision": [], "unknown": []}
     for tensor in gguf.tensors:
+        block = _BLOCK.fullmatch(tensor.name)
         if tensor.name in required:
             continue
-        block = _TRUNK.fullmatch(tensor.name)
-        if (block and int(block.group(1)) >= config.num_hidden_layers) or tensor.name.startswith("mtp."):
-            parts["MTP"] += 1
-        elif tensor.name.startswith(("v.", "mm.")):
-            parts["vision"] += 1
-        elif tensor.name == "output.weight":
+        if tensor.name == "output.weight":
             yield f"{gguf.name}: holds output.weight although config.json ties the embeddings"
+        elif (block and int(block[1]) >= config.num_hidden_layers) or tensor.name.startswith("mtp."):
+            parts["MTP"].append(tensor.name)
+        elif tensor.name.startswith(("v.", "mm.")):
+            parts["vision"].append(tensor.name)
         else:
-            raise GgufError(f"{gguf.name}: expected only tensors of the text model, vision or MTP, got {tensor.name}")
-    for part, count in sorted(parts.items()):
-        yield f"{gguf.name}: {count} {part} tensors take no part"
+            parts["unknown"].append(tensor.name)
+    for part, found in parts.items():
+        if found:
+            effect = "which the engine may use" if part == "unknown" else "which take no part"
+            more = ", .." if len(found) > 3 else ""
+            yield f"{gguf.name}: {len(found)} {part} tensors, {effect}: {', '.join(found[:3])}{more}"
+    known = {f"{ARCHITECTURE}.{key}" for key in (*_sizes(config), *_OTHER_KEYS)}
+    keys = sorted(key for key in gguf.metadata if key.startswith(f"{ARCHITECTURE}.") and key not in known)
+    if keys:
+        yield f"{gguf.name}: {len(keys)} keys unknown here, which the engine may use: {', '.join(keys[:5])}"
 
 
-def _type_notes(gguf: GgufFile) -> Iterator[str]:
-    matrices = [t for t in gguf.tensors if len(t.shape) == 2 and ".ssm_conv1d" not in t.name and t.type != "F32"]
-    types = Counter(tensor.type for tensor in matrices)
+def _type_notes(gguf: GgufFile, required: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     kind = gguf.metadata.get("general.file_type")
-    if not isinstance(kind, int) or kind not in _FILE_TYPES:
-        yield f"{gguf.name}: general.file_type is {kind!r}, which names no type known here"
+    try:
+        label = LlamaFileType(kind if type(kind) is int else -1).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        yield f"{gguf.name}: general.file_type is {short(kind)}, which names no type known here"
         return
-    label, main = _FILE_TYPES[kind]
-    listed = ", ".join(f"{count} {name}" for name, count in types.most_common())
-    if matrices and main != "F32" and types.most_common(1)[0][0] != main:
-        yield f"{gguf.name}: says it is {label}, its matrices are {listed}"
-    elif main == "F32" and matrices:
-        yield f"{gguf.name}: says it is F32, its matrices are {listed}"
-    named = re.search(r"(?i)(?<![A-Z0-9])(BF16|F16|F32|I?Q\d(?:_[A-Z0-9]+)*)(?![A-Z0-9_])", gguf.name)
-    if named and named.group(1).upper() != label:
-        yield f"{gguf.name}: its name says {named.group(1).upper()}, general.file_type says {label}"
+    # The convolution is F32 in every file.
+    matrices = {name for name, shape in required.items() if len(shape) == 2 and ".ssm_conv1d" not in name}
+    types = Counter(tensor.type for tensor in gguf.tensors if tensor.name in matrices)
+    odd = _odd_types(label, types)
+    if odd:
+        listed = ", ".join(f"{types[name]} of {len(matrices)} matrices are {name}" for name in odd)
+        yield f"{gguf.name}: says it is {label}, {listed}"
+    named = [text.upper() for text in _TYPE_IN_NAME.findall(gguf.name)]
+    if named and not any(text.startswith(label) or label.startswith(text) for text in named):
+        yield f"{gguf.name}: its name says {named[-1]}, general.file_type says {label}"
+
+
+def _odd_types(label: str, types: Counter[str]) -> list[str]:
+    """Return types that a file of this label does not have: all others where most are, else those coarser than it."""
+    found = re.match(r"IQ\d|T?Q\d_[K\d]|[A-Z]+\d+", label)
+    family = found.group() if found else label
+    bits = {kind.name: GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0] for kind in GGMLQuantizationType}
+    least = min((bits[name] for name in bits if name.startswith(family)), default=0)
+    others = [name for name, _ in types.most_common() if not name.startswith(family)]
+    if types and types.most_common(1)[0][0] in others:
+        return others
+    return [name for name in others if bits[name] < least]
