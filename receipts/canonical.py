@@ -37,11 +37,12 @@ def parse_canonical(data: bytes, subject: str = "value") -> Any:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole
         )
+        again = canonical_bytes(value)
     except CanonicalError as error:
         raise CanonicalError(f"{subject}: {error}") from error
     except (ValueError, RecursionError) as error:  # a number may be too long, and a nesting too deep
         raise CanonicalError(f"{subject}: expected JSON, got {error}") from error
-    if canonical_bytes(value) != data:
+    if again != data:
         raise CanonicalError(f"{subject}: expected RFC 8785 bytes, got the same JSON in another form")
     return value
 
