@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from receipts.manifest import SnapshotManifest, build_manifest, compare
 
 from receipts.errors import SnapshotError
+from receipts.manifest import SnapshotManifest, build_manifest, compare
 from teacher.config import FULL, ModelConfig, read_config
 from teacher.hub import Origin, locate
 from teacher.json_file import read_object
@@ -103,7 +103,11 @@ def open_snapshot(
     Raises:
         SnapshotError: the folder cannot be used; one sentence says why.
     """
-    snapshot = read_snapshot(source, revision=revision, allow_download=allow_download)
+    return hash_snapshot(read_snapshot(source, revision=revision, allow_download=allow_download), on_bytes)
+
+
+def hash_snapshot(snapshot: Snapshot, on_bytes: Callable[[int], None] | None = None) -> VerifiedSnapshot:
+    """Hash every file of a checked folder; `on_bytes` is told the size of each piece."""
     fields = {name: getattr(snapshot, name) for name in Snapshot.__slots__}
     return VerifiedSnapshot(**fields, manifest=build_manifest(snapshot.folder, on_bytes=on_bytes))
 

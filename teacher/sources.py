@@ -52,6 +52,10 @@ class LogitBlock:
 class LogitSource(Protocol):
     """Token ids in, full-vocabulary logits out.
 
+    A candidate is built with `threads`, `gguf`, `max_sequence_tokens` and `max_call_tokens` (of the plans it will run)
+    and the settings the user gave. A source that works before its first logits may have an attribute
+    `on_progress(done, total, unit)`, which is set to a function that tells the user.
+
     Blocks arrive in order of example, call and position and cover every position exactly once. Each example
     starts from an empty cache. A source raises EngineFailedError when it cannot go on.
     """

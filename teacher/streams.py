@@ -80,9 +80,10 @@ def engine_settings(threads: int, env: Mapping[str, str] | None = None) -> dict[
     """Return the variables we set for an engine: its threads, offline hubs, and what the caller adds."""
     settings = dict.fromkeys(_THREAD_SETTINGS, str(threads))
     settings |= {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE", **_OFFLINE}
-    # OpenBLAS threads spin for 2^26 cycles after each product, and take that time from the side whose turn it is:
-    # 49 s where 2^18 gave 10.
-    settings |= {"OPENBLAS_THREAD_TIMEOUT": "18"}
+    # Threads that spin while they wait take that time from whoever has the turn. OpenBLAS spins for 2^26 cycles after
+    # each product: 49 s where 2^18 gave 10. OpenMP's spin 300,000 times at each barrier: two engines on the same two
+    # cores took minutes where 300 gave 5 s, and one alone took 1.2 s for 0.8.
+    settings |= {"OPENBLAS_THREAD_TIMEOUT": "18", "GOMP_SPINCOUNT": "300"}
     return settings | dict(env or {})
 
 

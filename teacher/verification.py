@@ -34,7 +34,7 @@ from teacher.gguf_match import verify_matches
 from teacher.json_file import parse_object
 from teacher.plan import Plan, load_plan
 from teacher.policies import find_policy
-from teacher.snapshot import VerifiedSnapshot, open_snapshot, read_snapshot
+from teacher.snapshot import hash_snapshot, read_snapshot
 from teacher.streams import Progress, SourceRun, run_source
 from teacher.tokenizer_parity import ParityResult, check_tokenizer
 
@@ -181,11 +181,7 @@ class _Run:
         self._parity = self._check_tokenizers(checked.folder)
         self._verify_real_tokens()
         total = sum(path.stat().st_size for path in checked.folder.iterdir() if path.is_file())
-        self._snapshot: VerifiedSnapshot = open_snapshot(
-            checked.folder if checked.origin.commit is None else snapshot,
-            revision=checked.origin.commit,
-            on_bytes=self._counter("hash the snapshot", total),
-        )
+        self._snapshot = hash_snapshot(checked, self._counter("hash the snapshot", total))
         self._gguf_digest, self._gguf_bytes = self._hash_gguf("hash the GGUF")
 
     def _check_tokenizers(self, folder: Path) -> ParityResult:

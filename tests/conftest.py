@@ -2,6 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from support.tiny_qwen35 import write_gguf, write_snapshot
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.tiny_qwen35 import Sizes, write_snapshot  # noqa: E402 - the project above this folder
-
 from teacher.streams import ask_source  # noqa: E402
 from teacher.verification import usable_processors  # noqa: E402
 
@@ -105,6 +104,7 @@ def main() -> int:
             print(f"timing {name}", file=sys.stderr)
             env = {"PYTHONPATH": f"{ROOT / 'ci' / 'bench'}:{ROOT}:{ROOT / 'tests'}"}
             env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(options.threads))
+            env |= {"OPENBLAS_THREAD_TIMEOUT": "26", "GOMP_SPINCOUNT": "300000"}  # both libraries' own defaults
             best[name] = min(ask_source(f"prefill:{name}", spec, question, env=env))
     teacher, peer = (TOKENS / best[name] for name in ("TeacherTimer", "TransformersTimer"))
     result = {

@@ -7,9 +7,9 @@ import tracemalloc
 import gguf
 import numpy as np
 import pytest
-from support.gguf_tools import edit_gguf, entry, raw_gguf, tensor_of, text
 
 from receipts.errors import GgufError
+from support.gguf_tools import edit_gguf, entry, raw_gguf, tensor_of, text
 from teacher.config import read_config
 from teacher.gguf_file import read_gguf
 from teacher.gguf_match import verify_matches

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from support.plans import centred_difference, kl_nats, plan_of, random_ids, replayed_logits
 from support.tiny_qwen35 import Sizes, write_snapshot
-
 from teacher.arbiter import forward
 from teacher.call_shape import CallShape
 from teacher.snapshot import read_snapshot

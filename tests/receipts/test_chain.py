@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.forgery import forge, reseal
-from support.run_folder import comparison, write_run
 
 from receipts.canonical import canonical_bytes
 from receipts.chain import FILES, MEASURED, SUMS, RunWriter, verify_run
@@ -20,6 +18,8 @@ from receipts.errors import (
     ReceiptFormatError,
     UnexpectedFileError,
 )
+from support.forgery import forge, reseal
+from support.run_folder import comparison, write_run
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@ import dataclasses
 import json
 
 import pytest
-from support.run_folder import comparison, write_run
 
 from receipts.errors import InputError, OutputError
 from receipts.golden import Golden, check_run, record_run
+from support.run_folder import comparison, write_run
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from support.run_folder import POLICY, comparison, report
 
 from receipts.digest import sha256_bytes
 from receipts.errors import PolicyError
 from receipts.policy import Policy, quantity_reader
+from support.run_folder import POLICY, comparison, report
 
 SHIPPED = sorted((Path(__file__).parents[2] / "ci" / "policies").glob("*.toml"))
 

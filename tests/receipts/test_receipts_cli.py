@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from support.forgery import reseal
-from support.run_folder import POLICY, comparison, write_run
 
 from receipts.cli import main
+from support.forgery import reseal
+from support.run_folder import POLICY, comparison, write_run
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 import dataclasses
 
 import pytest
-from support.run_folder import POLICY, comparison, report, stats
 
 from receipts.canonical import canonical_bytes, parse_canonical
 from receipts.errors import ReceiptFormatError
 from receipts.policy import Policy
 from receipts.report import TokenizerParity, Where
 from receipts.verdict import Verdict, decide
+from support.run_folder import POLICY, comparison, report, stats
 
 
 def judge(policy=POLICY, **changes):

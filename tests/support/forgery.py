@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.run_folder import POLICY
-
 from receipts.canonical import canonical_bytes
 from receipts.chain import FILES, SUMS, USES
 from receipts.policy import Policy
 from receipts.report import Report
 from receipts.verdict import decide
+from support.run_folder import POLICY
 
 
 def reseal(folder: Path) -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import plan_of
 
 from receipts.errors import EngineFailedError
+from support.plans import plan_of
 from teacher.alignment import align, check_coverage, digest_blocks
 from teacher.sources import LogitBlock
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.faulty_sources import frame
 
 import receipts.errors
 from receipts.errors import EngineFailedError, HarnessError, NonFiniteError
+from support.faulty_sources import frame
 from teacher.frames import (
     PAYLOAD_BOUND,
     decode_error,

@@ -5,9 +5,9 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gguf_tools import entry, raw_gguf, text
 
 from receipts.errors import GgufError
+from support.gguf_tools import entry, raw_gguf, text
 from teacher.gguf_file import read_gguf
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 32 + b"\nsize 12\n"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gguf_tools import edit_gguf, tensor_of
 
 from receipts.errors import GgufError
+from support.gguf_tools import edit_gguf, tensor_of
 from teacher.config import parse_config, read_config
 from teacher.gguf_file import read_gguf
 from teacher.gguf_match import verify_matches

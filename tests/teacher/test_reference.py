@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from support.plans import centred_difference, kl_nats, plan_of, random_ids
-from support.tiny_qwen35 import Sizes, write_snapshot
 
 from receipts.errors import PlanError
+from support.plans import centred_difference, kl_nats, plan_of, random_ids
+from support.tiny_qwen35 import Sizes, write_snapshot
 from teacher.call_shape import CallShape
 from teacher.streams import ask_source, run_source
 

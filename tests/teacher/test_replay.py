@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from support.plans import plan_of, random_ids
 
 from receipts.errors import NonFiniteError, PlanError, PrecisionError
+from support.plans import plan_of, random_ids
 from teacher import replay as replay_module
 from teacher.precision import Precision
 from teacher.replay import replay
@@ -59,7 +59,7 @@ def test_the_first_layer_that_is_not_finite_is_named(opened, monkeypatch):
         return out * float("nan") if len(seen) > 2 else out  # layer 1 is the third call of two a layer
 
     monkeypatch.setattr(replay_module, "apply_layer", spoilt)
-    with pytest.raises(NonFiniteError, match="teacher layer 1: expected finite values in example 'e0'.*call 0"):
+    with pytest.raises(NonFiniteError, match=r"teacher layer 1: expected finite values in example 'e0'.*call 0"):
         replay(opened, plan_of((IDS, (12, 8))), max_sequence_tokens=20)
 
 

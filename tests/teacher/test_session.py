@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from support.plans import plan_of, random_ids, replayed_logits
 
 from receipts.cache_plan import verify_receipt
 from receipts.errors import DigestMismatchError, IntegrityError, PlanError, SessionError
+from support.plans import plan_of, random_ids, replayed_logits
 from teacher import session as session_module
 from teacher.cache import FullSlot, LinearSlot, prepare_cache
 from teacher.device import current_device
@@ -155,7 +155,7 @@ def test_a_cache_that_was_tampered_with_is_caught_before_the_call(session):
 def test_a_buffer_of_another_shape_is_caught_before_the_call(session):
     slot = next(slot for slot in session._slots if isinstance(slot, LinearSlot))
     slot.recurrent = slot.recurrent[..., :1, :]
-    with pytest.raises(IntegrityError, match="cache buffer .*recurrent: expected"):
+    with pytest.raises(IntegrityError, match=r"cache buffer .*recurrent: expected"):
         session.run_call(IDS[:2])
 
 

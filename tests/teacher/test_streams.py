@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from receipts.errors import EngineFailedError, EngineMissingError, NonFiniteError, PlanError
 from support.faulty_sources import NOISE
 from support.plans import plan_of
 from support.sources import WIDTH
-
-from receipts.errors import EngineFailedError, EngineMissingError, NonFiniteError, PlanError
 from teacher.streams import ask_source, run_source
 
 PLAN = plan_of(((1, 2, 3, 4, 5), (3, 2)), ((6, 7), (2,)))

@@ -2,9 +2,9 @@ import importlib.util
 import json
 
 import pytest
-from support.gguf_tools import edit_gguf
 
 from receipts.errors import GgufError
+from support.gguf_tools import edit_gguf
 from teacher.gguf_file import read_gguf
 from teacher.tokenizer import SnapshotTokenizer
 from teacher.tokenizer_parity import check_tokenizer, corpus

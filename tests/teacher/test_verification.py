@@ -6,12 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from support.gguf_tools import edit_gguf, tensor_of
-from support.tiny_qwen35 import Sizes, write_gguf, write_snapshot
 
 from receipts.chain import verify_run
 from receipts.cli import main as receipts_main
 from receipts.errors import DigestMismatchError, EngineFailedError
+from support.gguf_tools import edit_gguf, tensor_of
+from support.tiny_qwen35 import Sizes, write_gguf, write_snapshot
 from teacher.cli import main
 from teacher.verification import Options, verify
 
@@ -248,7 +248,8 @@ def test_bad_arguments_are_refused_the_same_way(line, more, sentence, tiny, tiny
 
 def test_a_place_that_cannot_be_written_is_found_before_anything_runs(tiny, tiny_gguf, inputs, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    refused(arguments(tiny, tiny_gguf, inputs, tmp_path / "file" / "run"), "expected a place that can be written", capsys)
+    blocked = arguments(tiny, tiny_gguf, inputs, tmp_path / "file" / "run")
+    refused(blocked, "expected a place that can be written", capsys)
     (tmp_path / "there").mkdir()
     refused(arguments(tiny, tiny_gguf, inputs, tmp_path / "there"), "expected no such folder yet", capsys)
 
@@ -256,7 +257,14 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_runs(tiny, tiny
 def test_a_machine_without_the_engine_says_which_package_is_missing(
     tiny, tiny_gguf, inputs, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("teacher.streams.ask_source", None)
+    for package in ("xllamacpp", "llama_cpp"):
+        (tmp_path / "empty" / package).mkdir(parents=True)
+        (tmp_path / "empty" / package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "empty")  # the workers look here first, and find no library
+    refused(arguments(tiny, tiny_gguf, inputs, tmp_path / "run"), "llama.cpp: expected package xllamacpp or", capsys)
+
+
+def test_an_engine_that_no_module_holds_is_named(tiny, tiny_gguf, inputs, tmp_path, capsys):
     argv = arguments(tiny, tiny_gguf, inputs, tmp_path / "run", "--engine", "support.missing:Engine")
     refused(argv, "engine 'support.missing:Engine': expected", capsys)
 

@@ -5,10 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
-from support.gguf_tools import edit_gguf
-from support.plans import centred_difference, kl_nats, plan_of, random_ids
 
 from receipts.errors import EngineFailedError, EngineMissingError, GgufError, HarnessError
+from support.gguf_tools import edit_gguf
+from support.plans import centred_difference, kl_nats, plan_of, random_ids
 from teacher.call_shape import CallShape
 from teacher.streams import run_source
 

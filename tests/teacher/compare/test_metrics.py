@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.plans import plan_of
 
 from receipts.errors import EngineFailedError, ShapeError
+from support.plans import plan_of
 from teacher.compare.accumulate import compare_streams
 from teacher.compare.metrics import compare_rows
 
