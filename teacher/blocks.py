@@ -218,7 +218,7 @@ def apply_linear_attention(
 
 def feed_forward(x: mx.array, w: LayerWeights) -> mx.array:
     """Return the SwiGLU feed-forward of x, [T, D] to [T, D]."""
-    return (functions.silu(x @ w.gate_proj.T) * (x @ w.up_proj.T)) @ w.down_proj.T
+    return functions.gated_silu(x @ w.gate_proj.T, x @ w.up_proj.T) @ w.down_proj.T
 
 
 def apply_layer(x: mx.array, w: LayerWeights, config: ModelConfig, slot: Slot, position: int) -> mx.array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import numpy.typing as npt
 
 from teacher.device import current_device, mx
 
@@ -28,10 +29,15 @@ def exp(x: mx.array) -> mx.array:
     """Return e**x; any shape, float32."""
     if current_device().backend != "cpu":
         return mx.exp(x)
+    with np.errstate(over="ignore", under="ignore"):  # infinity and zero are the right answers there
+        return mx.array(np.exp(_on_host(x)))
+
+
+def _on_host(x: mx.array) -> npt.NDArray[np.float32]:
+    """Return the values as NumPy sees them, without a copy on the CPU."""
     x = mx.contiguous(x)
     mx.eval(x)
-    with np.errstate(over="ignore", under="ignore"):  # infinity and zero are the right answers there
-        return mx.array(np.exp(np.asarray(memoryview(x))))  # type: ignore[arg-type]
+    return np.asarray(memoryview(x))  # type: ignore[arg-type]
 
 
 def sigmoid(x: mx.array) -> mx.array:
@@ -41,7 +47,27 @@ def sigmoid(x: mx.array) -> mx.array:
 
 def silu(x: mx.array) -> mx.array:
     """Return x * sigmoid(x)."""
-    return x / (1.0 + exp(-x))
+    if current_device().backend != "cpu":
+        return x / (1.0 + exp(-x))
+    return mx.array(_silu_on_host(_on_host(x)))
+
+
+def gated_silu(gate: mx.array, up: mx.array) -> mx.array:
+    """Return silu(gate) * up."""
+    if current_device().backend != "cpu":
+        return silu(gate) * up
+    made = _silu_on_host(_on_host(gate))
+    made *= _on_host(up)
+    return mx.array(made)
+
+
+def _silu_on_host(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    # One buffer for every step: fresh ones cost more in page faults than the arithmetic.
+    with np.errstate(over="ignore", under="ignore"):
+        made = np.negative(x)
+        np.exp(made, out=made)
+        made += np.float32(1)
+        return np.divide(x, made, out=made)
 
 
 def softplus(x: mx.array) -> mx.array:

@@ -5,13 +5,14 @@ State is kept as [Hv, Dk, Dv], F32. Everything here is F32 in, F32 out.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from teacher import functions
 from teacher.device import mx
 
 CHUNK_TOKENS = 64
-_BLOCK = 16  # rows inverted one by one before blocks are joined by products
+_BLOCK = 16  # narrower blocks are multiplied by broadcast sums
 L2_EPSILON = 1e-6  # added to the sum of squares, not to their mean
 
 
@@ -61,39 +62,44 @@ def recurrent(
 def invert_unit_lower(lower: mx.array) -> mx.array:
     """Return the inverse of I + L for strictly lower triangular L.
 
-    Diagonal blocks of 16 rows are inverted by forward substitution and then joined pairwise:
+    Inverses of diagonal blocks are joined pairwise, from single entries up to the whole:
     [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]. A product of powers of L would need fewer steps, but
     when keys repeat its terms grow like binomials and cancel; here no entry exceeds those of the inverse.
 
     Shapes:
-        lower: [..., C, C], C a power of two and at least 16; entries on and above the diagonal are ignored.
+        lower: [..., C, C], C a power of two; entries on and above the diagonal are ignored.
 
     Returns:
         [..., C, C], unit lower triangular.
     """
     size = lower.shape[-1]
     batch = lower.shape[:-2]
-    count = size // _BLOCK
-    tiles = lower.reshape(*batch, count, _BLOCK, count, _BLOCK)
-    diagonal = mx.stack([tiles[..., i, :, i, :] for i in range(count)], axis=-3)  # [..., count, 16, 16]
-    identity = mx.eye(_BLOCK)
-    rows = [mx.broadcast_to(identity[0], (*batch, count, _BLOCK))]
-    for i in range(1, _BLOCK):
-        known = mx.stack(rows, axis=-2)  # [..., count, i, 16]
-        rows.append(identity[i] - mx.sum(diagonal[..., i, :i, None] * known, axis=-2))
-    inverse = mx.stack(rows, axis=-2)
-    width = _BLOCK
+    flat = lower.reshape(*batch, size * size)
+    inverse = mx.ones((*batch, size, 1, 1))  # [..., blocks, width, width]
+    width = 1
     while width < size:
-        pairs = size // (2 * width)
-        tiles = lower.reshape(*batch, pairs, 2, width, pairs, 2, width)
-        below = mx.stack([tiles[..., i, 1, :, i, 0, :] for i in range(pairs)], axis=-3)  # [..., pairs, w, w]
-        parts = inverse.reshape(*batch, pairs, 2, width, width)
-        first, second = parts[..., 0, :, :], parts[..., 1, :, :]
-        corner = -(second @ (below @ first))
+        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        below = mx.take(flat, _below_diagonal(size, width), axis=-1)  # [..., pairs, width, width]
+        corner = -_product(second, _product(below, first))
         top = mx.concatenate([first, mx.zeros_like(first)], axis=-1)
         inverse = mx.concatenate([top, mx.concatenate([corner, second], axis=-1)], axis=-2)
         width *= 2
     return inverse.reshape(*batch, size, size)
+
+
+@functools.cache
+def _below_diagonal(size: int, width: int) -> mx.array:
+    """Return where, in a flat [size * size], the block below each even diagonal block of some width lies."""
+    first = mx.arange(0, size, 2 * width)[:, None, None]
+    rows = first + width + mx.arange(width)[:, None]
+    return rows * size + first + mx.arange(width)
+
+
+def _product(a: mx.array, b: mx.array) -> mx.array:
+    """Return a @ b; small blocks by a broadcast sum, since a call of the BLAS for each costs more than its product."""
+    if a.shape[-1] >= _BLOCK:
+        return a @ b
+    return mx.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
 
 
 def chunked(

@@ -121,7 +121,7 @@ def test_the_model_is_trained(golden):
 FAULTS = {
     "blk.3.attn_q_norm.weight": lambda v: v - 1,
     "blk.5.ssm_a": lambda v: v.reshape(2, 4).T.reshape(-1),
-    "blk.1.ssm_dt.bias": lambda v: v.reshape(2, 4).T.reshape(-1),
+    "blk.1.ssm_norm.weight": lambda v: v + 1,
     "blk.4.ssm_conv1d.weight": lambda v: v[:, ::-1],
 }
 
