@@ -23,14 +23,15 @@ $(VENV)/installed: pyproject.toml
 
 install: $(VENV)/installed
 
+# The model is so small that threads would spend their time waiting for each other.
 demo: install
 	@rm -rf $(DEMO)
-	$(BIN)/teacher verify golden/qwen35-tiny $(GOLDEN)/qwen35-tiny-Q8_0.gguf --policy ci/policies/q8_0.toml --out $(DEMO)
+	$(BIN)/teacher verify golden/qwen35-tiny $(GOLDEN)/qwen35-tiny-Q8_0.gguf --policy q8_0 --threads 1 --out $(DEMO)
 
 demo-fault: install
 	@rm -rf $(DEMO)-fault $(DEMO)-fault.gguf
 	$(BIN)/python ci/negate_tensor.py $(GOLDEN)/qwen35-tiny-Q8_0.gguf blk.2.ssm_a $(DEMO)-fault.gguf
-	$(BIN)/teacher verify golden/qwen35-tiny $(DEMO)-fault.gguf --policy ci/policies/q8_0.toml --out $(DEMO)-fault
+	$(BIN)/teacher verify golden/qwen35-tiny $(DEMO)-fault.gguf --policy q8_0 --threads 1 --out $(DEMO)-fault
 
 lint: install
 	$(BIN)/ruff check .

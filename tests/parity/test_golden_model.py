@@ -49,7 +49,7 @@ def test_the_recorded_run_is_whole_and_within_its_own_bounds(golden):
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 def test_a_new_run_is_within_the_recorded_bounds(golden, kind, tmp_path, capsys):
     run = tmp_path / "run"
-    argv = ["verify", str(golden / "qwen35-tiny"), str(golden / "gguf" / f"qwen35-tiny-{kind}.gguf"), "--quiet"]
+    argv = ["verify", str(golden / "qwen35-tiny"), str(golden / "gguf" / f"qwen35-tiny-{kind}.gguf"), "--quiet", "--threads", "1"]
     assert main([*argv, "--out", str(run)]) == 0
     assert main(["golden", "check", str(run), str(golden / "receipts" / f"qwen35-tiny-{kind}.json")]) == 0
     capsys.readouterr()
@@ -137,5 +137,6 @@ def test_one_wrong_tensor_in_one_layer_of_the_q8_0_file_fails(golden, tensor, tm
     texts = [{"text": json.loads(line)["text"][:400]} for line in lines]
     (tmp_path / "plan.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
     argv = ["verify", str(golden / "qwen35-tiny"), str(gguf), "--quiet", "--spread", "none", "--calls", "prefill"]
+    argv += ["--threads", "1"]
     assert main([*argv, "--plan", str(tmp_path / "plan.jsonl"), "--out", str(tmp_path / "run")]) == 4
     assert "FAIL" in capsys.readouterr().out
