@@ -49,8 +49,8 @@ def test_the_recorded_run_is_whole_and_within_its_own_bounds(golden):
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 def test_a_new_run_is_within_the_recorded_bounds(golden, kind, tmp_path, capsys):
     run = tmp_path / "run"
-    argv = ["verify", str(golden / "qwen35-tiny"), str(golden / "gguf" / f"qwen35-tiny-{kind}.gguf"), "--quiet", "--threads", "1"]
-    assert main([*argv, "--out", str(run)]) == 0
+    gguf = golden / "gguf" / f"qwen35-tiny-{kind}.gguf"
+    assert main(["verify", str(golden / "qwen35-tiny"), str(gguf), "--out", str(run), "--quiet", "--threads", "1"]) == 0
     assert main(["golden", "check", str(run), str(golden / "receipts" / f"qwen35-tiny-{kind}.json")]) == 0
     capsys.readouterr()
     floor = verify_run(run).report.floor
