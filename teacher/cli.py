@@ -178,7 +178,3 @@ def _run_golden_check(arguments: argparse.Namespace) -> int:
     else:
         print(f"{arguments.run_folder}: within the bounds of {arguments.file}")
     return 4 if drifts else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

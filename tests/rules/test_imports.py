@@ -44,3 +44,13 @@ def test_the_teacher_never_loads_torch_into_its_process(module):
 
 def test_the_command_line_loads_no_engine_before_it_needs_one():
     assert not loaded_by(["teacher.cli"]) & {"mlx", "torch"}
+
+
+def test_an_install_without_engines_says_what_teacher_needs(tmp_path):
+    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('no rich here', name='rich')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "teacher", "--help"], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("teacher: expected the package rich, got none")
