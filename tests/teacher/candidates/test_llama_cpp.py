@@ -23,7 +23,7 @@ EXACT = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
 def run(gguf, plan, kind="llama_cpp", **settings):
     spec = {"gguf": str(gguf), **settings} if kind == "llama_cpp" else settings
     rows = [[] for _ in plan.examples]
-    with run_source(kind, spec, plan, threads=2) as source:
+    with run_source(kind, spec, plan, threads=1) as source:
         for block in source:
             rows[block.example].append(block.logits)
         return [np.concatenate(parts) for parts in rows], source.description
