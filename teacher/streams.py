@@ -24,22 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from receipts.errors import EngineFailedError, PlanError
-from teacher.alignment import AlignedRows, CallDigest, DigestedBlocks, align, check_coverage, digest_blocks
+from teacher.alignment import check_coverage
 from teacher.frames import decode_error, decode_json, encode_json, read_frame
 from teacher.sources import LogitBlock, Plan
-
-__all__ = [
-    "AlignedRows",
-    "CallDigest",
-    "DigestedBlocks",
-    "Progress",
-    "SourceRun",
-    "align",
-    "ask_source",
-    "child_environment",
-    "digest_blocks",
-    "run_source",
-]
 
 # What a process needs to find its files, its user and a GPU; nothing here changes what an engine computes.
 _INHERITED = (

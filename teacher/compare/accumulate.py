@@ -162,17 +162,6 @@ def power_of_two_start(scores: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return np.where(scores["position"] == 0, 0, 2 ** np.maximum(exponents, 0)).astype(np.int64)
 
 
-def first_bucket_above(buckets: Iterable[Bucket], kl_nats: float) -> Bucket | None:
-    """Return the first bucket whose mean KL exceeds a limit: where in an example things begin to go wrong."""
-    return next((bucket for bucket in buckets if bucket.kl_nats_mean > kl_nats), None)
-
-
-def first_position_above(scores: npt.NDArray[Any], kl_nats: float) -> int | None:
-    """Return the least position within any example whose row is not finite or whose KL exceeds a limit."""
-    bad = scores["position"][~(scores["kl_nats"] <= kl_nats)]  # written so that NaN is bad
-    return int(bad.min()) if bad.size else None
-
-
 def _position_label(start: int) -> str:
     """Name a power-of-two bucket of positions."""
     return str(start) if start < 2 else f"{start}-{2 * start - 1}"
