@@ -1,4 +1,4 @@
-"""The command `teacher`: verify a GGUF against its source, and hold runs against recorded ones."""
+"""The command `teacher`: verify or audit a GGUF against its source, and hold runs against recorded ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from rich.console import Console
 
 from receipts.errors import HarnessError, InputError
 from receipts.golden import Golden, check_run, record_run
+from teacher.audit.tensors import audit_file
 from teacher.policies import shipped_policies
+from teacher.report.audit_table import print_audit
 from teacher.report.progress import StageProgress
 from teacher.report.terminal import print_outcome
+from teacher.snapshot import read_snapshot
 from teacher.verification import Options, Outcome, run_verification
 
 _EXIT_CODES = """exit codes: 0 passed, 2 wrong usage or input (or the sides cannot be compared), 3 not decided,
@@ -41,6 +44,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="teacher", description=__doc__, epilog=_EXIT_CODES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_verify(commands)
+    audit = commands.add_parser(
+        "audit", help="compare every tensor of a GGUF with its source, without running it", epilog=_EXIT_CODES
+    )
+    audit.add_argument("snapshot", metavar="SNAPSHOT", help="model folder, or hub id such as org/name")
+    audit.add_argument("gguf", metavar="MODEL.gguf", type=Path)
+    audit.add_argument("--revision", help="branch, tag or commit of a hub id")
+    audit.add_argument("--download", action="store_true", help="fetch what the hub's cache lacks")
+    audit.add_argument("--threads", type=int, default=Options().threads, help="(%(default)s)")
+    audit.add_argument("--all", action="store_true", help="print every tensor, not the worst alone")
+    audit.add_argument("--json", action="store_true", help="print one JSON object")
+    audit.add_argument("--quiet", action="store_true", help="no progress")
+    audit.set_defaults(run=_run_audit)
     golden = commands.add_parser("golden", help="record a run's figures, or check a run against recorded ones")
     actions = golden.add_subparsers(required=True, metavar="ACTION")
     for name, action, text in (
@@ -123,6 +138,30 @@ def _run_verify(arguments: argparse.Namespace) -> int:
         print_outcome(outcome.report, outcome.verdict, console)
         console.print(f"run folder: {outcome.folder}  (receipts verify {outcome.folder})", markup=False, soft_wrap=True)
     return outcome.verdict.exit_code
+
+
+def _run_audit(arguments: argparse.Namespace) -> int:
+    snapshot = read_snapshot(
+        arguments.snapshot, revision=arguments.revision, allow_download=arguments.download
+    )
+    total = sum(entry.stop - entry.start for entry in snapshot.tensors.values())
+    done = 0
+    with StageProgress(quiet=arguments.quiet) as progress:
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            progress("audit tensors", done, total)
+
+        audit = audit_file(
+            snapshot, arguments.gguf, threads=_positive(arguments.threads, "--threads"), on_bytes=count
+        )
+    exit_code = 0 if audit.passed else 4
+    if arguments.json:
+        print(json.dumps({**audit.to_dict(), "exit_code": exit_code}))
+    else:
+        print_audit(audit, Console(width=None if sys.stdout.isatty() else 160), every=arguments.all)
+    return exit_code
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""A GGUF's tensors against the snapshot's, without a forward pass."""
