@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,11 @@ def _alternatives(
         same = other.kind == mapping.kind
         relatives = {other.kind, mapping.kind} in ({"attn_q_norm", "attn_k_norm"}, {"output", "token_embd"})
         if other.name != mapping.name and same and other.layer is not None:
-            yield f"matches layer {other.layer}, expected layer {mapping.layer}", lambda other=other: taken(other)
+            yield f"matches layer {other.layer}, expected layer {mapping.layer}", partial(taken, other)
         elif relatives and other.layer == mapping.layer:
-            yield f"matches {other.kind}, expected {mapping.kind}", lambda other=other: taken(other)
+            yield f"matches {other.kind}, expected {mapping.kind}", partial(taken, other)
         elif other.layer == mapping.layer and other.name != mapping.name:
-            yield f"matches {other.name}, another tensor", lambda other=other: taken(other)
+            yield f"matches {other.name}, another tensor", partial(taken, other)
 
 
 def _halves(snapshot: Snapshot, mapping: TensorMap, rows: Any, *, swap: bool = False) -> F32:

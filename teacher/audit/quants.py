@@ -84,16 +84,20 @@ def dequantize(kind: str, data: Bytes, columns: int) -> F32:
     return out
 
 
-def quantize(kind: str, values: F32) -> F32:
-    """Return what a type makes of rows: quantized by its own quantizer, every value weighing the same, and back."""
-    if kind == "F32":
-        return values
+def quantize_bytes(kind: str, values: F32) -> Bytes:
+    """Return the bytes of rows, [n, bytes of a row], by the type's own quantizer, every value weighing the same."""
     source = np.ascontiguousarray(values)
     rows, columns = source.shape
-    data = np.empty(rows * row_bytes(kind, columns), dtype=np.uint8)
+    data = np.empty((rows, row_bytes(kind, columns)), dtype=np.uint8)
+    # Types of two bits and fewer refuse to be made without an importance matrix.
     weights = np.ones(columns, dtype=np.float32) if kind.startswith(("IQ1", "IQ2")) else None
     _library().ggml_quantize_chunk(
         int(GGMLQuantizationType[kind]), source.ctypes.data, data.ctypes.data, 0, rows, columns,
         None if weights is None else weights.ctypes.data,
     )  # fmt: skip
-    return dequantize(kind, data, columns)
+    return data
+
+
+def quantize(kind: str, values: F32) -> F32:
+    """Return what a type makes of rows of values: quantized by `quantize_bytes` and back."""
+    return values if kind == "F32" else dequantize(kind, quantize_bytes(kind, values), values.shape[1])
