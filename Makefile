@@ -43,6 +43,7 @@ test: lint
 bench: install
 	$(BIN)/python ci/bench/prefill.py
 	$(BIN)/python ci/bench/verify_memory.py
+	$(BIN)/python ci/bench/audit.py
 
 golden: install
 	$(MAKE) -C golden PYTHON=$(abspath $(BIN)/python)

@@ -55,6 +55,13 @@ class TensorFinding:
                 f"tensor {self.name}: expected one of {', '.join(TENSOR_VERDICTS)}, got {self.verdict!r}"
             )
 
+    @property
+    def sentence(self) -> str:
+        """What was found, for a person."""
+        allowed = "" if self.reachable_sqnr_db is None else f" where {self.type} reaches {self.reachable_sqnr_db:.1f}"
+        ratio = "" if self.sqnr_db is None else f" (SQNR {self.sqnr_db:.1f} dB{allowed})"
+        return f"tensor audit: {self.name} is {self.verdict.replace('_', ' ')}: {self.cause or 'no known cause'}{ratio}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:

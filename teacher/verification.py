@@ -23,10 +23,11 @@ from receipts.cache_plan import MAX_SEQUENCE_TOKENS
 from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
 from receipts.digest import Digest, sha256_bytes, sha256_file
-from receipts.errors import DigestMismatchError, EngineFailedError, PlanError
+from receipts.errors import DigestMismatchError, EngineFailedError, EngineMissingError, PlanError
 from receipts.report import Comparison, Report
 from receipts.verdict import Verdict, decide
 from teacher.alignment import CallDigest
+from teacher.audit.tensors import audit_file
 from teacher.call_shape import CallShape
 from teacher.compare.sides import compare_sides
 from teacher.gguf_file import read_gguf
@@ -34,7 +35,7 @@ from teacher.gguf_match import verify_matches
 from teacher.json_file import parse_object
 from teacher.plan import Plan, load_plan
 from teacher.policies import find_policy
-from teacher.snapshot import hash_snapshot, read_snapshot
+from teacher.snapshot import Snapshot, hash_snapshot, read_snapshot
 from teacher.streams import Progress, SourceRun, run_source
 from teacher.tokenizer_parity import ParityResult, check_tokenizer
 
@@ -183,6 +184,19 @@ class _Run:
         total = sum(path.stat().st_size for path in checked.folder.iterdir() if path.is_file())
         self._snapshot = hash_snapshot(checked, self._counter("hash the snapshot", total))
         self._gguf_digest, self._gguf_bytes = self._hash_gguf("hash the GGUF")
+        self._notes += self._audit_tensors(checked)
+
+    def _audit_tensors(self, checked: Snapshot) -> list[str]:
+        """Return what the tensor audit finds wrong, so that a verdict that fails comes with its cause."""
+        total = sum(entry.stop - entry.start for entry in checked.tensors.values())
+        try:
+            audit = audit_file(
+                checked, self._gguf, threads=self._options.threads, on_bytes=self._counter("audit tensors", total)
+            )
+        except EngineMissingError as error:  # another engine may run where llama.cpp's quantizers are not installed
+            return [f"the tensor audit did not run: {error}"]
+        found = [finding.sentence for finding in audit.of_verdict("wrong", "worse")]
+        return found or [f"tensor audit: all {len(audit.tensors)} tensors are exact or as good as their types allow"]
 
     def _check_tokenizers(self, folder: Path) -> ParityResult:
         self._on_progress("compare tokenizers", 0, 1)

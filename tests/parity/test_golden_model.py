@@ -119,10 +119,10 @@ def test_the_model_is_trained(golden):
 
 
 FAULTS = {
-    "blk.3.attn_q_norm.weight": lambda v: v - 1,
-    "blk.5.ssm_a": lambda v: v.reshape(2, 4).T.reshape(-1),
-    "blk.1.ssm_norm.weight": lambda v: v + 1,
-    "blk.4.ssm_conv1d.weight": lambda v: v[:, ::-1],
+    "blk.3.attn_q_norm.weight": (lambda v: v - 1, "norm weight lacks +1"),
+    "blk.5.ssm_a": (lambda v: v.reshape(2, 4).T.reshape(-1), "value heads not reordered"),
+    "blk.1.ssm_norm.weight": (lambda v: v + 1, "the gated norm has +1"),
+    "blk.4.ssm_conv1d.weight": (lambda v: v[:, ::-1], "convolution taps reversed"),
 }
 
 
@@ -130,8 +130,9 @@ FAULTS = {
 @needs_engine
 @pytest.mark.parametrize("tensor", FAULTS)
 def test_one_wrong_tensor_in_one_layer_of_the_q8_0_file_fails(golden, tensor, tmp_path, capsys):
+    fault, cause = FAULTS[tensor]
     source = golden / "gguf" / "qwen35-tiny-Q8_0.gguf"
-    values = np.asarray(FAULTS[tensor](tensor_of(source, tensor)), np.float32)
+    values = np.asarray(fault(tensor_of(source, tensor)), np.float32)
     gguf = edit_gguf(source, tmp_path / "wrong-Q8_0.gguf", tensors={tensor: values})
     lines = (golden / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[::25]
     texts = [{"text": json.loads(line)["text"][:400]} for line in lines]
@@ -139,4 +140,7 @@ def test_one_wrong_tensor_in_one_layer_of_the_q8_0_file_fails(golden, tensor, tm
     argv = ["verify", str(golden / "qwen35-tiny"), str(gguf), "--quiet", "--spread", "none", "--calls", "prefill"]
     argv += ["--threads", "1"]
     assert main([*argv, "--plan", str(tmp_path / "plan.jsonl"), "--out", str(tmp_path / "run")]) == 4
-    assert "FAIL" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())  # the table's lines are folded
+    assert "FAIL" in said
+    assert f"tensor audit: {tensor} is w" in said
+    assert cause in said
