@@ -197,12 +197,12 @@ def _verdict(sums: _Sums, over_all: float | None, here: float | None, reachable:
         return "exact"
     if reachable is None:  # the type holds every value of the source, so any difference is a fault
         return "wrong" if over_all < _WRONG_DB else "worse"
-    lost = max(0.0 if here is None else reachable - here, 0.0)
-    if max(lost, reachable - over_all - (_WORSE_OVER_ALL_DB - _WORSE_DB)) > _WRONG_DB or over_all < _WORSE_DB:
-        return "wrong" if reachable > _WORSE_DB or lost > _WORSE_DB else "as_good"
-    if sums.zeroed:
-        return "worse"
-    return "worse" if lost > _WORSE_DB or reachable - over_all > _WORSE_OVER_ALL_DB else "as_good"
+    lost = reachable - over_all - (_WORSE_OVER_ALL_DB - _WORSE_DB)
+    if here is not None:
+        lost = max(lost, reachable - here)
+    if lost > _WRONG_DB or over_all < _WORSE_DB <= reachable:
+        return "wrong"
+    return "worse" if sums.zeroed or lost > _WORSE_DB else "as_good"
 
 
 def _broken_blocks(sums: _Sums, kind: str) -> str | None:
