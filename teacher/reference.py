@@ -27,8 +27,8 @@ _SIZES = (
     "num_key_value_heads", "head_dim", "rms_norm_eps", "linear_num_key_heads", "linear_num_value_heads",
     "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "layer_types", "hidden_act",
 )  # fmt: skip
-_KERNELS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn",
-            "causal_conv1d_update")  # fmt: skip
+_KERNELS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_forward",
+            "causal_conv1d_fn", "causal_conv1d_update")  # fmt: skip
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -254,7 +254,7 @@ def kernel_functions() -> dict[str, str]:
         function = getattr(module, name, None)
         if function is None:
             continue
-        inner = inspect.getclosurevars(function).nonlocals.get("implementation", function)
+        inner = _innermost(function)
         found[name] = f"{inner.__module__}.{inner.__qualname__}"
         if inner.__module__ != module.__name__:
             raise EngineFailedError(
@@ -263,6 +263,21 @@ def kernel_functions() -> dict[str, str]:
     if not found:
         raise EngineFailedError(f"transformers: expected the functions {', '.join(_KERNELS)}, found none of them")
     return found
+
+
+def _innermost(function: Any) -> Any:
+    """Return what a kernel function calls in the end.
+
+    transformers wraps the plain function once (`implementation` is what it chose); since 5.25 the package `kernels`
+    is always installed and turns that into a module whose `forward` calls `func`.
+    """
+    while True:
+        outer = type(function).forward if isinstance(function, torch.nn.Module) else function
+        held = inspect.getclosurevars(outer).nonlocals
+        inner = held.get("implementation", held.get("func"))
+        if inner is None:
+            return outer
+        function = inner
 
 
 def _build_setting(name: str) -> str:
