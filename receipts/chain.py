@@ -35,8 +35,9 @@ from receipts.errors import (
 )
 from receipts.files import write_atomic
 from receipts.manifest import SnapshotManifest
+from receipts.plain import from_plain
 from receipts.policy import Policy
-from receipts.report import Report, from_plain
+from receipts.report import Report
 from receipts.verdict import Verdict, decide
 
 SUMS = "SHA256SUMS"
@@ -284,7 +285,8 @@ def _decide(data: Mapping[str, bytes], digests: Mapping[str, str]) -> Verdict:
 
 def _parse(name: str, data: bytes) -> dict[str, Any]:
     value = parse_receipt(data, name)
-    schema = f"source-teacher/{name.removesuffix('.json')}/v1"
+    version = "v2" if name == "report.json" else "v1"
+    schema = f"source-teacher/{name.removesuffix('.json')}/{version}"
     if value.get("schema") != schema:
         raise ReceiptFormatError(f"{name}: expected schema {schema}, got another")
     return value

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from receipts.chain import RunCheck, parse_receipt, verify_run
+from receipts.comparison import Comparison
 from receipts.digest import sha256_bytes
 from receipts.errors import HarnessError, InputError, ReceiptFormatError
 from receipts.policy import Policy
-from receipts.report import Comparison, Report
+from receipts.report import Report
 from receipts.verdict import Verdict, decide
 
 _EXIT_CODES = "exit codes: 0 whole (decide: passed), 2 not whole or wrong input, 3 not decided, 4 gate failed"

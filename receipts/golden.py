@@ -15,8 +15,8 @@ from typing import Any
 from receipts.chain import RunCheck, verify_run
 from receipts.errors import InputError, OutputError, ReceiptFormatError
 from receipts.files import write_atomic
+from receipts.plain import from_plain
 from receipts.policy import quantity_reader
-from receipts.report import from_plain
 
 SCHEMA = "source-teacher/golden/v1"
 # The floor is F32 rounding in two orders of summation: another processor's kernels may round ten times worse and

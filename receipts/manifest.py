@@ -21,7 +21,7 @@ from receipts.errors import (
     SnapshotError,
     UnexpectedFileError,
 )
-from receipts.report import from_plain
+from receipts.plain import from_plain
 
 IGNORED = frozenset({".git", ".gitattributes", ".github", ".gitignore", "model.sig"})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # line separators end a line for many readers

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from receipts.canonical import MAX_INTEGER
+from receipts.comparison import Comparison, Stats
 from receipts.digest import sha256_bytes
 from receipts.errors import PolicyError
-from receipts.report import Comparison, Report, Stats
+from receipts.findings import Audit
+from receipts.report import Report
 
 SCHEMA = "source-teacher/policy/v1"
 _STATISTICS = ("mean", "median", "p90", "p95", "p99", "p999", "max")
@@ -213,13 +215,41 @@ _READERS: Mapping[str, Reader] = {
 }
 
 
+def _audit_count(count: Callable[[Audit], tuple[Any, ...]]) -> Callable[[Report], float | None]:
+    return lambda report: None if report.audit is None else float(len(count(report.audit)))
+
+
+_AUDIT_READERS: Mapping[str, Callable[[Report], float | None]] = {
+    "audit.wrong_tensors": _audit_count(lambda audit: audit.of_verdict("wrong")),
+    "audit.worse_tensors": _audit_count(lambda audit: audit.of_verdict("worse")),
+    "audit.math_keys": _audit_count(lambda audit: audit.keys_of("math")),
+    "audit.usage_keys": _audit_count(lambda audit: audit.keys_of("usage")),
+    "audit.types_below": _audit_count(lambda audit: audit.types_of("below")),
+    "audit.types_above": _audit_count(lambda audit: audit.types_of("above")),
+}
+
+
+def _cell(name: str, reader: Reader) -> Callable[[Report], float | None]:
+    def read(report: Report) -> float | None:
+        cells = None if report.diagnosis is None else report.diagnosis.cells
+        comparison = None if cells is None else getattr(cells, name)
+        return None if comparison is None else reader(comparison)
+
+    return read
+
+
 def quantity_reader(quantity: str) -> Callable[[Report], float | None] | None:
     """Return what reads a quantity from a report, or None when there is no such quantity.
 
     The names are "candidate.", "floor." or "spread." and a field of a comparison ("kl_nats.mean", "top1_agreement",
     "topk_agreement.5", "nmse_centred", ...), or "perplexity_ratio" for exp of the difference of the observed tokens'
     mean negative log-likelihoods. Of several spreads the largest value counts; "spread.kl_nats.max_mean" says so.
+    "weights.", "engine." and "conversion." are the same fields of the four cells. Counts of the audit's findings are
+    "audit.wrong_tensors", "audit.worse_tensors", "audit.math_keys", "audit.usage_keys", "audit.types_below" and
+    "audit.types_above".
     """
+    if quantity in _AUDIT_READERS:
+        return _AUDIT_READERS[quantity]
     side, _, name = quantity.partition(".")
     if quantity == "spread.kl_nats.max_mean":
         name = "kl_nats.mean"
@@ -227,6 +257,8 @@ def quantity_reader(quantity: str) -> Callable[[Report], float | None] | None:
     reader = _top(int(found.group(1))) if found else _READERS.get(name)
     if reader is None:
         return None
+    if side in ("weights", "engine", "conversion"):
+        return _cell(side, reader)
     if side == "candidate":
         return lambda report: reader(report.candidate)
     if side == "floor":

@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from receipts.comparison import Comparison
 from receipts.errors import ReceiptFormatError
+from receipts.plain import from_plain
 from receipts.policy import Limit, Policy, quantity_reader
-from receipts.report import Comparison, Report, from_plain
+from receipts.report import Report
 
 SCHEMA = "source-teacher/verdict/v1"
 EXIT_CODES = {"PASS": 0, "FAIL": 4, "INCONCLUSIVE": 3, "INVALID": 2}
@@ -27,6 +29,10 @@ _OUTCOMES = ("pass", "fail", "inconclusive", "invalid")
 _ALWAYS = (
     Limit(quantity="candidate.nonfinite_rows", bound="max", limit=0.0, reason="a row with NaN is no prediction"),
     Limit(quantity="candidate.constant_rows", bound="max", limit=0.0, reason="equal logits are no prediction"),
+)
+_ALWAYS_AUDITED = (
+    Limit(quantity="audit.wrong_tensors", bound="max", limit=0.0, reason="a wrong tensor is another model"),
+    Limit(quantity="audit.math_keys", bound="max", limit=0.0, reason="another constant is another model"),
 )
 
 
@@ -112,7 +118,8 @@ def decide(report: Report, policy: Policy, *, report_sha256: str, policy_sha256:
         report, policy: what was measured, and what is asked.
         report_sha256, policy_sha256: digests of their files, in hex, which the verdict names.
     """
-    checks = [*_conditions(report, policy), *(_check(report, policy, limit) for limit in _all_limits(policy))]
+    limits = _all_limits(policy, audited=report.audit is not None)
+    checks = [*_conditions(report, policy), *(_check(report, policy, limit) for limit in limits)]
     order = {"invalid": "INVALID", "fail": "FAIL", "inconclusive": "INCONCLUSIVE"}
     status, reason = "PASS", _passed(report, policy)
     for outcome, name in order.items():
@@ -130,10 +137,11 @@ def decide(report: Report, policy: Policy, *, report_sha256: str, policy_sha256:
     )
 
 
-def _all_limits(policy: Policy) -> list[Limit]:
+def _all_limits(policy: Policy, *, audited: bool) -> list[Limit]:
     """Return the limits of every policy, which no policy loosens, and then its own."""
-    always = {(limit.quantity, limit.bound, limit.limit) for limit in _ALWAYS}
-    return [*_ALWAYS, *(one for one in policy.limits if (one.quantity, one.bound, one.limit) not in always)]
+    first = (*_ALWAYS, *(_ALWAYS_AUDITED if audited else ()))
+    always = {(limit.quantity, limit.bound, limit.limit) for limit in first}
+    return [*first, *(one for one in policy.limits if (one.quantity, one.bound, one.limit) not in always)]
 
 
 def _passed(report: Report, policy: Policy) -> str:
@@ -158,7 +166,7 @@ def _conditions(report: Report, policy: Policy) -> list[Check]:
         found.append(_unmet(
             "floor.kl_nats.mean", "max", policy.floor_max_kl_nats_mean, report.floor.kl_nats.mean, "inconclusive",
             f"teacher and PyTorch differ by {report.floor.kl_nats.mean:.3g} nats in the mean, where the policy allows"
-            f" {policy.floor_max_kl_nats_mean:.3g}",
+            f" {policy.floor_max_kl_nats_mean:.3g}{_arbitration(report)}",
         ))  # fmt: skip
     for name, value, least in (
         ("positions", report.candidate.positions, policy.min_positions),
@@ -168,6 +176,12 @@ def _conditions(report: Report, policy: Policy) -> list[Check]:
             found.append(_unmet(f"candidate.{name}", "min", float(least), float(value), "inconclusive",
                                 f"{value} {name} are fewer than the {least} the policy asks for"))  # fmt: skip
     return found
+
+
+def _arbitration(report: Report) -> str:
+    """Return who of the three is off, where that was found out."""
+    found = None if report.diagnosis is None else report.diagnosis.arbitration
+    return "" if found is None else f"; {found.sentence}"
 
 
 def _unmet(
@@ -195,8 +209,25 @@ def _check(report: Report, policy: Policy, limit: Limit) -> Check:
         value=value,
         floor=floor,
         outcome=outcome,
-        sentence=f"{limit.quantity}: expected {word} {limit.limit:.4g}, got {measured}{why}",
+        sentence=f"{limit.quantity}: expected {word} {limit.limit:.4g}, got {measured}{why}{_first(report, limit)}",
     )
+
+
+def _first(report: Report, limit: Limit) -> str:
+    """Return the first finding of the audit that a limit counts, as a count alone says little."""
+    side, _, name = limit.quantity.partition(".")
+    if side != "audit" or report.audit is None:
+        return ""
+    audit = report.audit
+    found: tuple[Any, ...] = {
+        "wrong_tensors": audit.of_verdict("wrong"),
+        "worse_tensors": audit.of_verdict("worse"),
+        "math_keys": audit.keys_of("math"),
+        "usage_keys": audit.keys_of("usage"),
+        "types_below": audit.types_of("below"),
+        "types_above": audit.types_of("above"),
+    }[name]
+    return f"; {found[0].sentence}" if found else ""
 
 
 def _outcome(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
 _TYPE_IN_NAME = re.compile(
     r"(?i)(?<![A-Z0-9])((?:BF|F|MXFP|NVFP)\d+|TQ\d_\d|I?Q\d(?:_[A-Z0-9]+)*)(?![A-Z0-9])", re.ASCII
 )
+CONSTANTS = ("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base")
 _DEFAULT_INTERVAL = 4  # what llama.cpp takes where the file has no full_attention_interval
 _OTHER_KEYS = (
     "block_count", "context_length", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections",
@@ -41,7 +41,7 @@ def verify_matches(gguf: GgufFile, config: ModelConfig) -> tuple[str, ...]:
     _verify_dialect(gguf, names)
     _verify_layers(gguf, config, names)
     _verify_sizes(gguf, config)
-    _verify_rope(gguf, config)
+    _verify_constants(gguf)
     _verify_vocabulary(gguf, config)
     required = dict(required_tensors(config))
     _verify_tensors(gguf, required, names)
@@ -152,7 +152,7 @@ def _no_number(gguf: GgufFile, key: str, value: Any) -> GgufError:
     return GgufError(f"{gguf.name}: expected a number for {ARCHITECTURE}.{key}, got {what}")
 
 
-def _sizes(config: ModelConfig) -> dict[str, int | float]:
+def _sizes(config: ModelConfig) -> dict[str, int]:
     """Return what the config wants for each size key."""
     return {
         "embedding_length": config.hidden_size,
@@ -161,9 +161,6 @@ def _sizes(config: ModelConfig) -> dict[str, int | float]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.dimension_count": config.rotary_dim,
-        "rope.freq_base": config.rope_theta,
         "ssm.conv_kernel": config.linear_conv_kernel_dim,
         "ssm.state_size": config.linear_key_head_dim,
         "ssm.group_count": config.linear_num_key_heads,
@@ -180,35 +177,24 @@ def _verify_sizes(gguf: GgufFile, config: ModelConfig) -> None:
             # One number for each layer: heads of full attention are 0 in the linear layers of some files.
             of_full = {got[layer] for layer in full}
             got = of_full.pop() if len(of_full) == 1 else got
-        if type(got) not in (int, float):
+        if type(got) is not int:
             raise _no_number(gguf, key, got)
-        # Real numbers are stored as F32, which holds them to one part in 2^24.
-        if not (got == want if type(want) is int else math.isclose(got, want, rel_tol=2.0**-23)):
+        if got != want:
             raise GgufError(
-                f"{gguf.name}: expected {ARCHITECTURE}.{key} {_shown(want)} as config.json has, got {_shown(got)}; this"
-                " is another model"
+                f"{gguf.name}: expected {ARCHITECTURE}.{key} {want} as config.json has, got {got}; this is another"
+                " model"
             )
 
 
-def _shown(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.9g}"
-
-
-def _verify_rope(gguf: GgufFile, config: ModelConfig) -> None:
+def _verify_constants(gguf: GgufFile) -> None:
+    """Refuse a file without the constants that the engine cannot do without; `audit.metadata` judges their values."""
+    for key in CONSTANTS:
+        if type(_key(gguf, key)) not in (int, float):
+            raise _no_number(gguf, key, _key(gguf, key))
     sections = _key(gguf, "rope.dimension_sections")
     if not isinstance(sections, tuple) or len(sections) != 4:
         got = "no such key" if sections is None else short(sections)
         raise GgufError(f"{gguf.name}: expected 4 numbers for {ARCHITECTURE}.rope.dimension_sections, got {got}")
-    if config.mrope_section is not None and sections != (*config.mrope_section, 0, 0, 0, 0)[:4]:
-        raise GgufError(
-            f"{gguf.name}: expected rope.dimension_sections {list(config.mrope_section)} as config.json has, got"
-            f" {list(sections)}"
-        )
-    kind, factor = _key(gguf, "rope.scaling.type", "none"), _key(gguf, "rope.scaling.factor", 1)
-    if kind not in ("none", "linear") or factor not in (0, 1):
-        raise GgufError(
-            f"{gguf.name}: expected no rope.scaling, as config.json has none, got {short(kind)} by {short(factor)}"
-        )
 
 
 def _verify_vocabulary(gguf: GgufFile, config: ModelConfig) -> None:
@@ -264,17 +250,16 @@ def _extra_notes(gguf: GgufFile, config: ModelConfig, required: Mapping[str, tup
             effect = "which the engine may use" if part == "unknown" else "which take no part"
             more = ", .." if len(found) > 3 else ""
             yield f"{gguf.name}: {len(found)} {part} tensors, {effect}: {', '.join(found[:3])}{more}"
-    known = {f"{ARCHITECTURE}.{key}" for key in (*_sizes(config), *_OTHER_KEYS)}
+    known = {f"{ARCHITECTURE}.{key}" for key in (*_sizes(config), *CONSTANTS, *_OTHER_KEYS)}
     keys = sorted(key for key in gguf.metadata if key.startswith(f"{ARCHITECTURE}.") and key not in known)
     if keys:
         yield f"{gguf.name}: {len(keys)} keys unknown here, which the engine may use: {', '.join(keys[:5])}"
 
 
 def _type_notes(gguf: GgufFile, required: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    kind = gguf.metadata.get("general.file_type")
-    try:
-        label = LlamaFileType(kind if type(kind) is int else -1).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:
+    label = file_label(gguf)
+    if label is None:
+        kind = gguf.metadata.get("general.file_type")
         yield f"{gguf.name}: general.file_type is {short(kind)}, which names no type known here"
         return
     # The convolution is F32 in every file.
@@ -289,11 +274,29 @@ def _type_notes(gguf: GgufFile, required: Mapping[str, tuple[int, ...]]) -> Iter
         yield f"{gguf.name}: its name says {named[-1]}, general.file_type says {label}"
 
 
+def file_label(gguf: GgufFile) -> str | None:
+    """Return what general.file_type says the file is, such as "Q4_K_M"; None where it says nothing known."""
+    kind = gguf.metadata.get("general.file_type")
+    try:
+        return LlamaFileType(kind if type(kind) is int else -1).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except ValueError:
+        return None
+
+
+def type_family(label: str) -> str:
+    """Return what the names of a label's own element types begin with: "Q4_K" of "Q4_K_M"."""
+    found = re.match(r"IQ\d|T?Q\d_[K\d]|[A-Z]+\d+", label)
+    return found.group() if found else label
+
+
+def bits_of_types() -> dict[str, float]:
+    """Return the bits that a value takes, by element type."""
+    return {kind.name: 8 * GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0] for kind in GGMLQuantizationType}
+
+
 def _odd_types(label: str, types: Counter[str]) -> list[str]:
     """Return types that a file of this label does not have: all others where most are, else those coarser than it."""
-    found = re.match(r"IQ\d|T?Q\d_[K\d]|[A-Z]+\d+", label)
-    family = found.group() if found else label
-    bits = {kind.name: GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0] for kind in GGMLQuantizationType}
+    family, bits = type_family(label), bits_of_types()
     least = min((bits[name] for name in bits if name.startswith(family)), default=0)
     others = [name for name, _ in types.most_common() if not name.startswith(family)]
     if types and types.most_common(1)[0][0] in others:

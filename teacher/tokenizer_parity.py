@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from receipts.errors import GgufError
 from receipts.report import TokenizerParity
-from teacher.json_file import read_bounded, read_object
+from teacher.json_file import read_object
 from teacher.streams import ask_source
 from teacher.tokenizer import SnapshotTokenizer
 
@@ -32,7 +32,7 @@ class ParityResult:
 
     Attributes:
         parity: what enters the report.
-        notes: differences of flags, template and padding, which change no token id.
+        notes: differences of flags and padding, which change no token id.
         vocabulary_rows: tokens the GGUF lists, each with a row of logits.
         real_vocabulary: 1 + the largest id that the snapshot's tokenizer can give; the rows above are padding.
     """
@@ -92,7 +92,7 @@ def check_tokenizer(
             tokens=sum(len(ids) for ids in expected),
             first_difference=difference,
         ),
-        notes=(*notes, *_notes(folder, gguf.name, table, answer)),
+        notes=(*notes, *_notes(folder, gguf.name, answer)),
         vocabulary_rows=rows,
         real_vocabulary=real,
     )
@@ -145,39 +145,8 @@ def _config(folder: Path) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _notes(folder: Path, name: str, table: Mapping[int, str], answer: Mapping[str, Any]) -> Iterator[str]:
+def _notes(folder: Path, name: str, answer: Mapping[str, Any]) -> Iterator[str]:
     config = read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    model = _config(folder)
-    ids = {text: number for number, text in table.items()}
-    for key, entry in (("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("padding_token_id", "pad_token")):
-        text = config.get(entry)
-        text = text.get("content") if isinstance(text, dict) else text
-        want, got = ids.get(text) if isinstance(text, str) else None, answer["special"].get(key)
-        # Where the tokenizer names none, a converter rightly takes the model's.
-        want = model.get(f"{entry}_id") if want is None else want
-        if want != got:
-            yield f"{name}: {key} is {got}, the snapshot's {entry} is {want}"
     for key, entry in (("add_bos", "add_bos_token"), ("add_eos", "add_eos_token")):
         if bool(config.get(entry, False)) != answer[key]:
             yield f"{name}: {key} is {answer[key]}, the snapshot's {entry} is {bool(config.get(entry, False))}"
-    yield from _template_notes(folder, name, config, answer["chat_template"])
-
-
-def _template_notes(folder: Path, name: str, config: Mapping[str, Any], actual: str | None) -> Iterator[str]:
-    """Hold the embedded chat template against the snapshot's, byte by byte."""
-    separate = folder / "chat_template.jinja"
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several by name, of which an engine runs the default
-        named = {form.get("name"): form.get("template") for form in source if isinstance(form, dict)}
-        source = named.get("default")
-    expected = read_bounded(separate) if separate.is_file() else source.encode() if isinstance(source, str) else None
-    found = None if actual is None else actual.encode()
-    if expected is None or found is None:
-        if expected is not found:
-            has, lacks = (name, "the snapshot") if expected is None else ("the snapshot", name)
-            yield f"{name}: expected the same chat template on both sides, got one of {has} and none of {lacks}"
-    elif expected != found:
-        shorter = min(len(expected), len(found))
-        place = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
-        want, got = (side[place : place + 20].decode(errors="replace") for side in (expected, found))
-        yield f"{name}: its chat template differs from the snapshot's at byte {place}: expected {want!r}, got {got!r}"

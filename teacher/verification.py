@@ -22,9 +22,10 @@ from typing import Any
 from receipts.cache_plan import MAX_SEQUENCE_TOKENS
 from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
+from receipts.comparison import Comparison
 from receipts.digest import Digest, sha256_bytes, sha256_file
 from receipts.errors import DigestMismatchError, EngineFailedError, EngineMissingError, PlanError
-from receipts.report import Comparison, Report
+from receipts.report import Report
 from receipts.verdict import Verdict, decide
 from teacher.alignment import CallDigest
 from teacher.audit.tensors import audit_file

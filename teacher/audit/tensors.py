@@ -1,4 +1,4 @@
-"""The tensor audit: dequantize every tensor of a GGUF, and say what stands between it and its source.
+"""The audit of a file: dequantize every tensor of a GGUF, and say what stands between it and its source.
 
 Streams a few hundred kilobytes at a time, so that memory does not depend on a tensor's size. What a type can reach is
 measured on evenly spread rows, by the type's own quantizer; the file's tensor is held against it on the same rows, so
@@ -22,7 +22,9 @@ from receipts.errors import GgufError
 from receipts.findings import Audit, TensorFinding
 from teacher.audit.explain import explain
 from teacher.audit.mapping import NEGATIVE_EXP, SourceTensor, TensorMap, expected_rows, map_tensors
+from teacher.audit.metadata import audit_metadata
 from teacher.audit.quants import EXACT_FLOATS, Bytes, block_length, dequantize, quantize, row_bytes
+from teacher.audit.types import audit_types
 from teacher.gguf_file import GgufTensor, read_gguf
 from teacher.gguf_match import verify_matches
 from teacher.snapshot import Snapshot
@@ -101,7 +103,14 @@ def audit_file(
             findings.append(_audit_tensor(snapshot, tensor, mapping, source, held, pool))
             total += source.size_bytes
             on_bytes(source.size_bytes)
-    return Audit(file=gguf.name, source_bytes=total, tensors=tuple(findings), notes=notes)
+    return Audit(
+        file=gguf.name,
+        source_bytes=total,
+        tensors=tuple(findings),
+        metadata=tuple(audit_metadata(gguf, snapshot.folder, snapshot.config)),
+        types=tuple(audit_types(gguf, snapshot.config)),
+        notes=notes,
+    )
 
 
 def _audit_tensor(

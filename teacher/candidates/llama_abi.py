@@ -126,7 +126,6 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_model_desc": (_INT, (_PTR, _TEXT, ctypes.c_size_t)),
     "llama_model_n_layer": (_INT, (_PTR,)),
     "llama_model_meta_val_str": (_INT, (_PTR, _TEXT, _TEXT, ctypes.c_size_t)),
-    "llama_model_chat_template": (_TEXT, (_PTR, _TEXT)),
     "llama_free": (None, (_PTR,)),
     "llama_n_ctx": (_U32, (_PTR,)),
     "llama_n_batch": (_U32, (_PTR,)),

@@ -13,7 +13,6 @@ from teacher.candidates.llama_abi import Library, load_library
 from teacher.candidates.llama_log import EngineLog
 
 _CONTROL, _USER_DEFINED, _UNUSED = 1 << 3, 1 << 4, 1 << 1  # llama.cpp's token attributes
-_SPECIAL_KEYS = ("bos_token_id", "eos_token_id", "padding_token_id")
 
 
 def load_model(library: Library, log: EngineLog, path: Path, **settings: object) -> tuple[int, int]:
@@ -42,7 +41,7 @@ def answer_tokenizer(question: Mapping[str, Any], spec: Mapping[str, Any]) -> di
 
     Returns:
         `rows`; `texts` (token string of each id) and `kinds` ("normal", "control", "user", "unused") by id;
-        `special` ids by metadata key, None where the file has none; `add_bos`, `add_eos`; `pre`; `chat_template`;
+        `add_bos`, `add_eos`; `pre`;
         `tokens` (ids of each text, special tokens recognised, nothing added) and `framed` (ids of "a" with whatever
         the file asks to be added).
     """
@@ -51,17 +50,13 @@ def answer_tokenizer(question: Mapping[str, Any], spec: Mapping[str, Any]) -> di
     library.call("llama_backend_init")
     model, vocab = load_model(library, log, Path(spec["gguf"]), vocab_only=1)
     rows = library.call("llama_vocab_n_tokens", vocab)
-    special = {key: _metadata(library, model, f"tokenizer.ggml.{key}") for key in _SPECIAL_KEYS}
-    template = library.call("llama_model_chat_template", model, None)
     return {
         "rows": rows,
         "texts": [_decoded(library.call("llama_vocab_get_text", vocab, row)) for row in range(rows)],
         "kinds": [_kind(library.call("llama_vocab_get_attr", vocab, row)) for row in range(rows)],
-        "special": {key: None if value is None else int(value) for key, value in special.items()},
         "add_bos": bool(library.call("llama_vocab_get_add_bos", vocab)),
         "add_eos": bool(library.call("llama_vocab_get_add_eos", vocab)),
         "pre": _metadata(library, model, "tokenizer.ggml.pre"),
-        "chat_template": None if template is None else _decoded(template),
         "tokens": [tokenize(library, vocab, text) for text in question["texts"]],
         "framed": tokenize(library, vocab, "a", add_special=True),
     }

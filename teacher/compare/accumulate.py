@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from receipts.comparison import Bucket, Comparison, PaddedRows, Where
 from receipts.errors import EngineFailedError
-from receipts.report import Bucket, Comparison, PaddedRows, Where
 from teacher.compare.metrics import SCORE_DTYPE, compare_rows
 from teacher.compare.statistics import mean_of, summarise_values
 from teacher.sources import Example, Plan
 
+_LEAST_NATS = 1e-14  # F64 sums over a vocabulary resolve no less
 Rows = npt.NDArray[np.float32]
 Pair = tuple[int, int, int, Rows, Rows]
 
@@ -149,6 +150,7 @@ def summarise(
         nmse_centred=math.fsum(finite["squared_difference"]) / energy,
         max_abs_centred=float(worst["max_abs_centred"]) if worst is not None else 0.0,
         max_abs_centred_at=_where(worst) if worst is not None else Where(example=0, position=0),
+        kl_histogram=tuple(_histogram(finite["kl_nats"])),
         padded=_padded(finite, padded_rows),
         by_position=tuple(_buckets(finite, power_of_two_start, _position_label)),
         by_example=tuple(_buckets(finite, lambda s: s["example"], lambda i: plan.examples[i].name)),
@@ -183,6 +185,16 @@ def _buckets(
             kl_nats_max=float(part["kl_nats"].max()),
             top1_agreement=_top1(part),
         )
+
+
+def _histogram(values: npt.NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+    """Yield (lower edge, count) of half-decades from 1e-14 nats; what is smaller stands at edge 0."""
+    tiny = values < _LEAST_NATS
+    if tiny.any():
+        yield 0.0, int(np.count_nonzero(tiny))
+    halves = np.floor(2 * np.log10(values[~tiny])).astype(np.int64)
+    for half, count in zip(*np.unique(halves, return_counts=True), strict=True):
+        yield float(f"{10 ** (half / 2):.6g}"), int(count)
 
 
 def _padded(finite: npt.NDArray[Any], count: int) -> PaddedRows | None:

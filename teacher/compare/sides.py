@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from receipts.report import Comparison
+from receipts.comparison import Comparison
 from teacher.alignment import CallDigest, align, digest_blocks
 from teacher.compare.accumulate import Pair, compare_streams
 from teacher.sources import LogitBlock, Plan

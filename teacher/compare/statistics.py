@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from receipts.report import Stats, Where
+from receipts.comparison import Stats, Where
 
 
 def clustered_stderr(values: npt.NDArray[np.float64], groups: npt.NDArray[np.int64]) -> float | None:

@@ -19,6 +19,8 @@ def print_audit(audit: Audit, console: Console, *, every: bool) -> None:
     shown = audit.tensors if every else faults
     if shown:
         console.print(_table(shown))
+    for finding in (*audit.metadata, *audit.types):
+        console.print(Text(finding.sentence), style="yellow" if finding.kind == "above" else "bold red")
     for note in audit.notes:
         console.print(Text(f"note: {note}"), style="dim")
     counts = Counter(tensor.verdict for tensor in audit.tensors)
@@ -32,6 +34,8 @@ def print_audit(audit: Audit, console: Console, *, every: bool) -> None:
         )
         if counts[name]
     )
+    for count, label in ((len(audit.metadata), "keys differ"), (len(audit.types), "types unlike the label")):
+        listed += f"; {count} {label}" if count else ""
     word, style = ("PASS", "bold green") if audit.passed else ("FAIL", "bold red")
     console.print(Text.assemble((word, style), f"  {audit.file}: {len(audit.tensors)} tensors: {listed}"))
 

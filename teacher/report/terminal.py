@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from receipts.report import Comparison, Report, Stats
+from receipts.comparison import Comparison, Stats
+from receipts.report import Report
 from receipts.verdict import Verdict
 
 _STYLE = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow", "INVALID": "bold magenta"}

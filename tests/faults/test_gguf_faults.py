@@ -217,14 +217,6 @@ def test_an_attack_on_the_header_is_refused_in_bounded_memory(tmp_path, sentence
             "expected a number for qwen35.attention.layer_norm_rms_epsilon, got no such key",
         ),
         ({"qwen35.ssm.time_step_rank": 4}, "expected qwen35.ssm.time_step_rank 6 as config.json has, got 4"),
-        # Partial rotary embedding.
-        ({"qwen35.rope.dimension_count": 32}, "expected qwen35.rope.dimension_count 8 as config.json has, got 32"),
-        (
-            {"qwen35.rope.dimension_sections": [4, 0, 0, 0]},
-            "expected rope.dimension_sections [2, 1, 1] as config.json has, got [4, 0, 0, 0]",
-        ),
-        ({"qwen35.rope.freq_base": 1e6}, "expected qwen35.rope.freq_base 10000000 as config.json has, got 1000000"),
-        ({"qwen35.rope.freq_base": float("nan")}, "got nan"),
         # Another dialect.
         ({"qwen35.rope.dimension_sections": [2, 1, 1]}, "4 entries of rope.dimension_sections, got 3; this is Ollama"),
         # MTP blocks.

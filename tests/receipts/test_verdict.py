@@ -3,9 +3,10 @@ import dataclasses
 import pytest
 
 from receipts.canonical import canonical_bytes, parse_canonical
+from receipts.comparison import Where
 from receipts.errors import ReceiptFormatError
 from receipts.policy import Policy
-from receipts.report import TokenizerParity, Where
+from receipts.report import TokenizerParity
 from receipts.verdict import Verdict, decide
 from support.run_folder import POLICY, comparison, report, stats
 

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from teacher.audit.quants import quantize_bytes
+
 _ARRAY = gguf.GGUFValueType.ARRAY
 
 
@@ -17,6 +19,7 @@ def edit_gguf(
     *,
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
+    types: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
     drop: tuple[str, ...] = (),
 ) -> Path:
@@ -24,7 +27,8 @@ def edit_gguf(
 
     Args:
         metadata: key -> new value, of the kind the key had; None removes it; a new key is a number or a text.
-        tensors: name -> new float32 array; an unchanged tensor keeps its type and bytes.
+        tensors: name -> new float32 array, written in the type the tensor had; an unchanged one keeps its bytes.
+        types: name -> element type of a new array, where it is another one.
         rename: old tensor name -> new one.
         drop: tensors left out.
     """
@@ -52,10 +56,10 @@ def edit_gguf(
         if changed is None:
             writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
         else:
-            writer.add_tensor(name, np.ascontiguousarray(changed, np.float32))
+            _add(writer, name, changed, (types or {}).get(tensor.name, tensor.tensor_type.name))
     for name, value in (tensors or {}).items():
         if all(tensor.name != name for tensor in reader.tensors):
-            writer.add_tensor(name, np.ascontiguousarray(value, np.float32))
+            _add(writer, name, value, (types or {}).get(name, "F32"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -63,9 +67,18 @@ def edit_gguf(
     return target
 
 
+def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
+    values = np.ascontiguousarray(values, np.float32)
+    if kind == "F32":
+        writer.add_tensor(name, values)
+    else:
+        writer.add_tensor(name, quantize_bytes(kind, values), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+
 def tensor_of(source: Path, name: str) -> np.ndarray:
-    """The values of an F32 tensor."""
-    return np.array(next(tensor for tensor in gguf.GGUFReader(source).tensors if tensor.name == name).data)
+    """The values of a tensor, in float32."""
+    tensor = next(tensor for tensor in gguf.GGUFReader(source).tensors if tensor.name == name)
+    return np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
 
 
 def text(value: str) -> bytes:

@@ -6,10 +6,11 @@ from typing import Any
 from receipts.cache_plan import CacheSizes, make_receipt, plan_cache
 from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
+from receipts.comparison import Bucket, Comparison, PaddedRows, Stats, Where
 from receipts.digest import sha256_bytes
 from receipts.manifest import FileEntry, SnapshotManifest
 from receipts.policy import Policy
-from receipts.report import Bucket, Comparison, PaddedRows, Report, Stats, TokenizerParity, Where
+from receipts.report import Report, TokenizerParity
 from receipts.verdict import decide
 
 POLICY = b"""
@@ -61,6 +62,7 @@ def comparison(mean: float = 0.001, **changes: Any) -> Comparison:
         "padded": PaddedRows(
             count=3, max_abs_difference=0.1, expected_argmax_in_padding=0, actual_argmax_in_padding=0
         ),
+        "kl_histogram": ((0.0, 2), (0.001, 4)),
         "by_position": (bucket,), "by_example": (bucket, other), "by_call_shape": (bucket, other),
     }  # fmt: skip
     return Comparison(**{**values, **changes})
@@ -72,7 +74,7 @@ def report(**changes: Any) -> Report:
         "vocabulary_rows": 100, "real_vocabulary": 97, "floor": comparison(1e-11, actual="pytorch-f32"),
         "reference_bf16": None, "candidate": comparison(), "spread": (comparison(1e-4, actual="candidate decode"),),
         "tokenizer": TokenizerParity(status="match", texts=3, tokens=20, first_difference=None), "notes": (),
-        "uses": {},
+        "audit": None, "diagnosis": None, "worst": (), "uses": {},
     }  # fmt: skip
     return Report(**{**values, **changes})
 
