@@ -54,8 +54,8 @@ def layer_errors(found: Localisation) -> str:
     with mpl.rc_context():
         figure = _figure(6.8)
         stream, alone = figure.subplots(2, 1, sharex=True)
-        for axes in (stream, alone):
-            _band_full_attention(axes, layers)
+        for axes, label in ((stream, "full-attention layer"), (alone, None)):
+            _band_full_attention(axes, layers, label)
             _make_logarithmic(axes)
         for name, label, style in (
             ("reference", "PyTorch", {"color": _GREEN, "marker": "s", "linestyle": ":"}),
@@ -121,15 +121,17 @@ def operation_errors(found: Localisation) -> str:
 
 def tensor_margins(audit: Audit) -> str:
     """Draw how far each tensor is from the SQNR its type can reach, by layer and kind."""
-    inside = [tensor for tensor in audit.tensors if tensor.layer is not None]
-    numbers, cut = _first(sorted({tensor.layer for tensor in inside}, key=int), _MOST_LAYERS, "layers")
-    kinds, _ = _first(list(dict.fromkeys(tensor.kind for tensor in inside)), _MOST_ROWS, "kinds")
+    inside = [(tensor.layer, tensor) for tensor in audit.tensors if tensor.layer is not None]
+    inside.sort(key=lambda pair: TENSOR_VERDICTS.index(pair[1].verdict))  # of two in one cell the worst stays
+    numbers, cut = _first(sorted({layer for layer, _ in inside}), _MOST_LAYERS, "layers")
+    names = dict.fromkeys(tensor.kind for tensor in audit.tensors if tensor.layer is not None)
+    kinds, _ = _first(list(names), _MOST_ROWS, "kinds")
     column = {number: index for index, number in enumerate(numbers)}
     row = {kind: index for index, kind in enumerate(kinds)}
     found = {
-        (row[tensor.kind], column[tensor.layer]): tensor
-        for tensor in sorted(inside, key=lambda tensor: TENSOR_VERDICTS.index(tensor.verdict))  # the worst stays
-        if tensor.kind in row and tensor.layer in column
+        (row[tensor.kind], column[layer]): tensor
+        for layer, tensor in inside
+        if tensor.kind in row and layer in column
     }
     present = [[0.0 if (i, j) in found else math.nan for j in range(len(numbers))] for i in range(len(kinds))]
     margins = [[_margin_db(found.get((i, j))) for j in range(len(numbers))] for i in range(len(kinds))]
@@ -137,7 +139,7 @@ def tensor_margins(audit: Audit) -> str:
         figure = _figure(1.5 + 0.24 * len(kinds))
         axes = figure.subplots()
         norm = BoundaryNorm(_MARGINS_DB, 256, extend="both")
-        colours = LinearSegmentedColormap.from_list("margin", ["#7A3400", _VERMILLION, "#FFFFFF", _BLUE, "#003455"])
+        colours = LinearSegmentedColormap.from_list("margin", ["#7A3400", _VERMILLION, "#FFF3B0", _BLUE, "#003455"])
         _mesh(axes, present, LinearSegmentedColormap.from_list("present", [_GREY, _GREY]), BoundaryNorm([-1, 1], 256))
         _mesh(axes, margins, colours, norm)
         for verdict, marker, colour, size in (
@@ -261,8 +263,7 @@ def _label(text: str) -> str:
     return printable(text, _LONGEST_LABEL)
 
 
-def _band_full_attention(axes: Axes, layers: Sequence[LayerError]) -> None:
-    label: str | None = "full-attention layer"
+def _band_full_attention(axes: Axes, layers: Sequence[LayerError], label: str | None) -> None:
     for index, layer in enumerate(layers):
         if layer.kind == "full_attention":
             axes.axvspan(index - 0.5, index + 0.5, color=_GREY, alpha=0.6, linewidth=0, zorder=0, label=label)

@@ -21,6 +21,8 @@ KINDS = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", "ssm_a", "ssm_conv1d", "ssm_dt",
     "ssm_norm", "ssm_out", "ffn_gate", "ffn_up", "ffn_down",
 )  # fmt: skip
+FULL = ("attn_q", "attn_k", "attn_v", "attn_output")
+LINEAR = ("attn_qkv", "attn_gate", "ssm_a", "ssm_conv1d", "ssm_dt", "ssm_norm", "ssm_out")
 OPERATIONS = (
     "attn_norm", "in_proj_qkv", "in_proj_z", "conv1d", "q", "k", "v", "log_decay", "beta", "delta_rule", "gated_norm",
     "out_proj", "post_attention_norm", "gate_proj", "up_proj", "down_proj",
@@ -43,10 +45,8 @@ def audit(layers: int = 8) -> Audit:
     tensors = [tensor("token_embd.weight", layer=None, kind="token_embd", type="Q6_K")]
     for layer in range(layers):
         for index, kind in enumerate(KINDS):
-            full = layer % 4 == 3
-            if (kind.startswith("ssm") or kind in ("attn_qkv", "attn_gate")) == full and kind.startswith(("ssm", "attn")):
-                if kind != "attn_norm":
-                    continue
+            if kind in (LINEAR if layer % 4 == 3 else FULL):
+                continue
             changes: dict[str, Any] = {"sqnr_db": 24.4 + ((layer * 7 + index * 3) % 13 - 5) / 4}
             if kind in ("attn_norm", "ssm_a", "ssm_norm", "ssm_dt"):
                 changes = {"type": "F32", "sqnr_db": None, "reachable_sqnr_db": None, "verdict": "exact"}
@@ -169,6 +169,7 @@ def everything(layers: int = 8) -> dict[str, Any]:
         "worst": worst(),
         "floor": comparison(1e-11, actual="pytorch-f32", by_position=floor,
                             kl_histogram=((0.0, 1), (1e-12, 3), (3.16228e-12, 2))),
-        "candidate": comparison(by_position=buckets, kl_histogram=((0.0001, 1), (0.000316228, 2), (0.001, 2), (0.01, 1))),
+        "candidate": comparison(by_position=buckets,
+                                kl_histogram=((0.0001, 1), (0.000316228, 2), (0.001, 2), (0.01, 1))),
         "notes": (f"a note with {HOSTILE}",),
     }  # fmt: skip
