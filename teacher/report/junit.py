@@ -29,27 +29,24 @@ def render_junit(run: RunCheck) -> str:
         run: what `receipts.chain.verify_run` found in a run folder.
     """
     report = run.report
-    policy = _suite(f"policy {printable(run.verdict.policy)}", (_check(check) for check in run.verdict.checks))
-    tensors = _suite("tensor audit", _audited(report.audit))
-    layers = _suite("localisation", _localised(report.diagnosis))
+    policy = TestSuite(f"policy {printable(run.verdict.policy)}")
     policy.add_property("verdict", run.verdict.status)
     policy.add_property("reason", printable(run.verdict.reason))
     policy.add_property("run_sha256", run.run_sha256)
     policy.add_property("gguf_sha256", receipt_text(run, "candidate.json", "file", "sha256"))
     document = JUnitXml("source-teacher")
-    for suite in (policy, tensors, layers):
+    for suite, cases in (
+        (policy, map(_check, run.verdict.checks)),
+        (TestSuite("tensor audit"), _audited(report.audit)),
+        (TestSuite("localisation"), _localised(report.diagnosis)),
+    ):
+        suite.add_testcases(list(cases))
         document.append(suite)
     document.update_statistics()
     took = seconds(run)
     if took is not None:  # the engines ran for all checks together
         policy.time = document.time = round(took, 3)
     return document.tostring().decode()
-
-
-def _suite(name: str, cases: Iterable[TestCase]) -> TestSuite:
-    suite = TestSuite(name)
-    suite.add_testcases(list(cases))
-    return suite
 
 
 def _case(name: str, group: str, *results: Failure | Error | Skipped) -> TestCase:

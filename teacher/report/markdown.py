@@ -24,8 +24,8 @@ from teacher.report.plain_text import (
     short,
 )
 
-# A character becomes 14 bytes at most ("\U000e0001", its backslash as a reference). These limits allow 111 sentences and
-# 90 short texts, so that the document stays below 800 KB.
+# A character becomes 14 bytes at most ("\U000e0001", its backslash as a reference). These limits allow 111 sentences
+# and 90 short texts, so that the document stays below 800 KB.
 _MOST_CHECKS, _MOST_FINDINGS, _MOST_NOTES, _MOST_CONTRASTS = 30, 50, 20, 10
 _MOST_WORST, _MOST_TOKENS = 5, 5
 _SENTENCE, _TEXT = 400, 120
