@@ -1,8 +1,8 @@
 """A checked run as one HTML page that needs nothing else: no network, no script, no font of its own.
 
 Tokens, names and notes are a stranger's words: the template escapes all of them, characters that cannot be seen are
-spelled out, and the page forbids scripts by its own policy. The same receipts give the same bytes, as long as Matplotlib
-is the same.
+spelled out, and the page forbids scripts by its own policy. The same receipts give the same bytes with one version of
+Matplotlib.
 """
 
 from __future__ import annotations
