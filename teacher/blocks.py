@@ -5,7 +5,7 @@ Session and replay both call `apply_layer`, so that the order of their loops can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from teacher import attention, functions, gated_delta
 from teacher.cache import FullSlot, Slot
 from teacher.config import ModelConfig
 from teacher.device import mx
+
+Tap = Callable[[str, mx.array], None]
+"""Told the name and the result of each operation of a layer; it changes nothing."""
 
 RECURRENT_MAX_TOKENS = 1  # calls up to this length use the plain recurrence; part of the graph policy
 
@@ -84,15 +87,20 @@ class LayerWeights:
     mixer: FullAttentionWeights | LinearAttentionWeights
 
 
-def prepare_layer(stored: Mapping[str, Stored]) -> LayerWeights:
+def prepare_layer(stored: Mapping[str, Stored], *, folded: bool = False) -> LayerWeights:
     """Widen one layer's tensors to float32 and fold what the definition computes from weights alone.
 
     Norm weights get their +1 in F32: rounded to BF16 first, it costs 2e-4 nats.
 
     Args:
         stored: the layer's tensors under their checkpoint names, without the layer's prefix.
+        folded: whether norm weights already hold their +1, and A_log stands for -exp(A_log), as in a GGUF.
     """
     w = {name: widen(tensor) for name, tensor in stored.items()}
+
+    def scale(name: str) -> mx.array:
+        return w[name] if folded else 1.0 + w[name]
+
     mixer: FullAttentionWeights | LinearAttentionWeights
     if "self_attn.q_proj.weight" in w:
         mixer = FullAttentionWeights(
@@ -100,8 +108,8 @@ def prepare_layer(stored: Mapping[str, Stored]) -> LayerWeights:
             k_proj=w["self_attn.k_proj.weight"],
             v_proj=w["self_attn.v_proj.weight"],
             o_proj=w["self_attn.o_proj.weight"],
-            q_norm=1.0 + w["self_attn.q_norm.weight"],
-            k_norm=1.0 + w["self_attn.k_norm.weight"],
+            q_norm=scale("self_attn.q_norm.weight"),
+            k_norm=scale("self_attn.k_norm.weight"),
         )
     else:
         conv = w["linear_attn.conv1d.weight"]
@@ -111,14 +119,14 @@ def prepare_layer(stored: Mapping[str, Stored]) -> LayerWeights:
             in_proj_a=w["linear_attn.in_proj_a.weight"],
             in_proj_b=w["linear_attn.in_proj_b.weight"],
             conv1d=conv.reshape(conv.shape[0], conv.shape[-1]),
-            rate=-functions.exp(w["linear_attn.A_log"]),
+            rate=w["linear_attn.A_log"] if folded else -functions.exp(w["linear_attn.A_log"]),
             dt_bias=w["linear_attn.dt_bias"],
             norm=w["linear_attn.norm.weight"],
             out_proj=w["linear_attn.out_proj.weight"],
         )
     layer = LayerWeights(
-        input_layernorm=1.0 + w["input_layernorm.weight"],
-        post_attention_layernorm=1.0 + w["post_attention_layernorm.weight"],
+        input_layernorm=scale("input_layernorm.weight"),
+        post_attention_layernorm=scale("post_attention_layernorm.weight"),
         gate_proj=w["mlp.gate_proj.weight"],
         up_proj=w["mlp.up_proj.weight"],
         down_proj=w["mlp.down_proj.weight"],
@@ -129,13 +137,23 @@ def prepare_layer(stored: Mapping[str, Stored]) -> LayerWeights:
     return layer
 
 
+def no_tap(operation: str, result: mx.array) -> None:
+    """Look at nothing."""
+
+
 def rms_norm(x: mx.array, scale: mx.array, epsilon: float) -> mx.array:
     """Return x / sqrt(mean(x^2) + epsilon) * scale over the last axis; `scale` holds the +1 where there is one."""
     return x * mx.rsqrt(mx.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
 
 
 def apply_full_attention(
-    x: mx.array, w: FullAttentionWeights, config: ModelConfig, keys: mx.array, values: mx.array, position: int
+    x: mx.array,
+    w: FullAttentionWeights,
+    config: ModelConfig,
+    keys: mx.array,
+    values: mx.array,
+    position: int,
+    tap: Tap = no_tap,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Run one gated full-attention mixer over a call.
 
@@ -155,15 +173,26 @@ def apply_full_attention(
     q, gate = both[..., :width], both[..., width:].reshape(T, Hq * width)
     k = (x @ w.k_proj.T).reshape(T, Hkv, width)
     v = (x @ w.v_proj.T).reshape(T, Hkv, width)
+    for name, made in (("query and gate projection", both), ("key projection", k), ("value projection", v)):
+        tap(name, made.reshape(T, -1))
     cos, sin = attention.rotary_tables(position, T, config.rotary_dim, config.rope_theta)
-    q = attention.rotate(rms_norm(q, w.q_norm, config.rms_norm_eps).swapaxes(0, 1), cos, sin)  # [Hq, T, width]
-    k = attention.rotate(rms_norm(k, w.k_norm, config.rms_norm_eps).swapaxes(0, 1), cos, sin)
+    q, k = rms_norm(q, w.q_norm, config.rms_norm_eps), rms_norm(k, w.k_norm, config.rms_norm_eps)
+    tap("query norm", q.reshape(T, -1))
+    tap("key norm", k.reshape(T, -1))
+    q = attention.rotate(q.swapaxes(0, 1), cos, sin)  # [Hq, T, width]
+    k = attention.rotate(k.swapaxes(0, 1), cos, sin)
+    tap("rotated keys", k.swapaxes(0, 1).reshape(T, -1))
     keys[0, :, position : position + T] = k
     values[0, :, position : position + T] = v.swapaxes(0, 1)
     seen = position + T
     y = attention.causal_attention(q, keys[0, :, :seen], values[0, :, :seen], position)
-    y = y.swapaxes(0, 1).reshape(T, Hq * width) * functions.sigmoid(gate)
-    return y @ w.o_proj.T, keys, values
+    y = y.swapaxes(0, 1).reshape(T, Hq * width)
+    tap("attention", y)
+    y = y * functions.sigmoid(gate)
+    tap("gate", y)
+    y = y @ w.o_proj.T
+    tap("output projection", y)
+    return y, keys, values
 
 
 def causal_convolution(x: mx.array, history: mx.array, taps: mx.array) -> tuple[mx.array, mx.array]:
@@ -185,7 +214,12 @@ def causal_convolution(x: mx.array, history: mx.array, taps: mx.array) -> tuple[
 
 
 def apply_linear_attention(
-    x: mx.array, w: LinearAttentionWeights, config: ModelConfig, history: mx.array, state: mx.array
+    x: mx.array,
+    w: LinearAttentionWeights,
+    config: ModelConfig,
+    history: mx.array,
+    state: mx.array,
+    tap: Tap = no_tap,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Run one gated delta-rule mixer over a call.
 
@@ -202,26 +236,42 @@ def apply_linear_attention(
     T = x.shape[0]
     Hk, Hv = config.linear_num_key_heads, config.linear_num_value_heads
     Dk, Dv = config.linear_key_head_dim, config.linear_value_head_dim
-    mixed, history = causal_convolution(x @ w.in_proj_qkv.T, history, w.conv1d)
+    mixed = x @ w.in_proj_qkv.T
+    tap("query, key and value projection", mixed)
+    mixed, history = causal_convolution(mixed, history, w.conv1d)
     mixed = functions.silu(mixed)
+    tap("convolution", mixed)
     q = gated_delta.normalise(mixed[:, : Hk * Dk].reshape(T, Hk, Dk)) * (Dk**-0.5)
     k = gated_delta.normalise(mixed[:, Hk * Dk : 2 * Hk * Dk].reshape(T, Hk, Dk))
     v = mixed[:, 2 * Hk * Dk :].reshape(T, Hv, Dv)
     log_decay = w.rate * functions.softplus(x @ w.in_proj_a.T + w.dt_bias)  # [T, Hv]
     beta = functions.sigmoid(x @ w.in_proj_b.T)
+    tap("decay", log_decay)
+    tap("beta", beta)
     rule = gated_delta.recurrent if T <= RECURRENT_MAX_TOKENS else gated_delta.chunked
     y, state = rule(q.swapaxes(0, 1), k.swapaxes(0, 1), v.swapaxes(0, 1), log_decay.T, beta.T, state)
+    tap("delta rule", y.swapaxes(0, 1).reshape(T, -1))
     z = (x @ w.in_proj_z.T).reshape(T, Hv, Dv)
+    tap("gate projection", z.reshape(T, -1))
     y = rms_norm(y.swapaxes(0, 1), w.norm, config.rms_norm_eps) * functions.silu(z)  # the gated norm has no +1
-    return y.reshape(T, Hv * Dv) @ w.out_proj.T, history, state
+    tap("gated norm", y.reshape(T, -1))
+    y = y.reshape(T, Hv * Dv) @ w.out_proj.T
+    tap("output projection", y)
+    return y, history, state
 
 
-def feed_forward(x: mx.array, w: LayerWeights) -> mx.array:
+def feed_forward(x: mx.array, w: LayerWeights, tap: Tap = no_tap) -> mx.array:
     """Return the SwiGLU feed-forward of x, [T, D] to [T, D]."""
-    return functions.gated_silu(x @ w.gate_proj.T, x @ w.up_proj.T) @ w.down_proj.T
+    gated = functions.gated_silu(x @ w.gate_proj.T, x @ w.up_proj.T)
+    tap("feed-forward gate and up", gated)
+    y = gated @ w.down_proj.T
+    tap("feed-forward down", y)
+    return y
 
 
-def apply_layer(x: mx.array, w: LayerWeights, config: ModelConfig, slot: Slot, position: int) -> mx.array:
+def apply_layer(
+    x: mx.array, w: LayerWeights, config: ModelConfig, slot: Slot, position: int, tap: Tap = no_tap
+) -> mx.array:
     """Run one decoder layer over one call, advance its cache slot, and wait for both.
 
     Shapes:
@@ -229,21 +279,26 @@ def apply_layer(x: mx.array, w: LayerWeights, config: ModelConfig, slot: Slot, p
     Dtypes:
         Float32, the residual stream included.
 
+    `tap` is told each operation's result, [T, ...]; heads lie one after another as in the checkpoint.
+
     Returns:
         The residual stream after the layer, [T, D].
     Source:
         transformers 5.24 `Qwen3_5DecoderLayer`.
     """
     h = rms_norm(x, w.input_layernorm, config.rms_norm_eps)
+    tap("input norm", h)
     if isinstance(slot, FullSlot):
         assert isinstance(w.mixer, FullAttentionWeights)
-        y, slot.k, slot.v = apply_full_attention(h, w.mixer, config, slot.k, slot.v, position)
+        y, slot.k, slot.v = apply_full_attention(h, w.mixer, config, slot.k, slot.v, position, tap)
         slot.length += x.shape[0]
     else:
         assert isinstance(w.mixer, LinearAttentionWeights)
-        y, history, state = apply_linear_attention(h, w.mixer, config, *slot.read())
+        y, history, state = apply_linear_attention(h, w.mixer, config, *slot.read(), tap)
         slot.write(history, state)
     x = x + y
-    x = x + feed_forward(rms_norm(x, w.post_attention_layernorm, config.rms_norm_eps), w)
+    h = rms_norm(x, w.post_attention_layernorm, config.rms_norm_eps)
+    tap("post-attention norm", h)
+    x = x + feed_forward(h, w, tap)
     mx.eval(x, *slot.arrays())
     return x

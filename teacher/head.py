@@ -10,14 +10,14 @@ import numpy.typing as npt
 from teacher.blocks import rms_norm, widen
 from teacher.config import ModelConfig
 from teacher.device import mx
-from teacher.weights import WeightSource
+from teacher.weights import Weights
 
 HEAD_ROWS = 128  # rows of one head product; part of the graph policy
 HEAD_VOCABULARY = 16384  # vocabulary entries of one head product; part of the graph policy
 _F32_RESIDENT_BYTES = 512 << 20  # a head up to this size is kept widened, a larger one as BF16
 
 
-def embed(source: WeightSource, token_ids: Sequence[int]) -> mx.array:
+def embed(source: Weights, token_ids: Sequence[int]) -> mx.array:
     """Gather the rows of the embedding table, [T, D] float32; the table itself is never widened."""
     return widen(source.embedding_rows(token_ids))
 
@@ -29,10 +29,13 @@ class OutputHead:
     call in groups of 128, vocabulary in groups of 16,384. That makes them reproducible from stored hidden states.
     """
 
-    def __init__(self, source: WeightSource, config: ModelConfig) -> None:
-        self._scale = 1.0 + widen(source.final_norm())
+    def __init__(self, source: Weights, config: ModelConfig) -> None:
+        norm = widen(source.final_norm())
+        self._scale = norm if source.folded else 1.0 + norm
         self._epsilon = config.rms_norm_eps
-        keep = mx.float32 if config.vocab_size * config.hidden_size * 4 <= _F32_RESIDENT_BYTES else mx.bfloat16
+        small = config.vocab_size * config.hidden_size * 4 <= _F32_RESIDENT_BYTES
+        # Dequantized values are no BF16 values: they stay as wide as they are.
+        keep = mx.float32 if small or source.head_rows(0, 1).dtype != "BF16" else mx.bfloat16
         starts = range(0, config.vocab_size, HEAD_VOCABULARY)
         stops = (min(start + HEAD_VOCABULARY, config.vocab_size) for start in starts)
         self._blocks = [

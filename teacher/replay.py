@@ -23,7 +23,7 @@ from teacher.precision import Precision, measure, verify_precision
 from teacher.session import verify_call
 from teacher.snapshot import Snapshot
 from teacher.sources import Plan
-from teacher.weights import WeightSource
+from teacher.weights import Weights, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,7 @@ def replay(
     plan: Plan,
     *,
     max_sequence_tokens: int,
+    weights: Weights | None = None,
     on_layer: Callable[[int, int], Any] = lambda done, total: None,
 ) -> Replay:
     """Run a plan through the teacher.
@@ -64,6 +65,7 @@ def replay(
         snapshot: a checked snapshot.
         plan: examples and their calls.
         max_sequence_tokens: capacity of the planned cache.
+        weights: other weights of the snapshot's model, such as a GGUF's; None takes the snapshot's own.
         on_layer: told (layers done, layers in all) as the run goes on.
 
     Raises:
@@ -83,7 +85,7 @@ def replay(
     policy = current_policy(device, precision_passed=True)
     policy_sha256 = policy.sha256()
 
-    source = WeightSource(snapshot)
+    source = weights or WeightSource(snapshot)
     streams = [
         [embed(source, example.token_ids[start:stop]) for start, stop in call_spans(example.calls)]
         for example in plan.examples
@@ -92,7 +94,7 @@ def replay(
     payload = 0
     layers = config.num_hidden_layers
     for layer in range(layers):
-        weights = prepare_layer(source.layer(layer))
+        prepared = prepare_layer(source.layer(layer), folded=source.folded)
         slot = allocate_slot(cache_plan, layer)
         payload += verify_fresh_slot(cache_plan, layer, slot)
         for index, (example, stream) in enumerate(zip(plan.examples, streams, strict=True)):
@@ -102,7 +104,7 @@ def replay(
             for call, (start, _) in enumerate(call_spans(example.calls)):
                 if current_policy(device, precision_passed=True) != policy:
                     raise RuntimeError("the graph policy changed during a replay")
-                stream[call] = apply_layer(stream[call], weights, config, slot, start)
+                stream[call] = apply_layer(stream[call], prepared, config, slot, start)
             _verify_finite(stream, layer, example.name)
         on_layer(layer + 1, layers)
     drain()

@@ -20,13 +20,14 @@ from receipts.digest import sha256_bytes, sha256_file
 from receipts.errors import DigestMismatchError
 from receipts.files import write_atomic
 from teacher.device import current_device, mx
+from teacher.gguf_weights import GgufWeights
 from teacher.graph_policy import current_policy
 from teacher.head import OutputHead
 from teacher.precision import measure, verify_precision
 from teacher.replay import call_spans, replay
 from teacher.snapshot import read_snapshot
 from teacher.sources import LogitBlock, Plan
-from teacher.weights import WeightSource
+from teacher.weights import Weights, WeightSource
 
 
 class TeacherSource:
@@ -38,13 +39,19 @@ class TeacherSource:
         threads: as recorded; the BLAS took its own number from the environment before Python started.
         hidden: file of hidden states, [tokens, D] float32 little-endian, examples one after another. Absent: the
             layers are replayed and the file is written, beside it `<hidden>.json` with what the replay recorded.
+        gguf: take the weights from this file, dequantized and in the snapshot's layout, and all else as it is.
     """
 
-    def __init__(self, *, threads: int, snapshot: str, max_sequence_tokens: int, hidden: str) -> None:
+    def __init__(
+        self, *, threads: int, snapshot: str, max_sequence_tokens: int, hidden: str, gguf: str | None = None
+    ) -> None:
         self._device = current_device()
         self._precision = measure()
         verify_precision(self._precision)
         self._snapshot = read_snapshot(snapshot)
+        self._weights: Weights = (
+            WeightSource(self._snapshot) if gguf is None else GgufWeights(Path(gguf), self._snapshot.config)
+        )
         self._max_sequence_tokens = max_sequence_tokens
         self._hidden = Path(hidden)
         self._record = Path(hidden + ".json")
@@ -55,6 +62,7 @@ class TeacherSource:
         policy = current_policy(self._device, precision_passed=True)
         return {
             "engine": "source-teacher",
+            "weights": "gguf" if self._weights.folded else "snapshot",
             "device": asdict(self._device),
             "graph_policy": policy.to_dict(),
             "graph_policy_sha256": policy.sha256(),
@@ -66,7 +74,7 @@ class TeacherSource:
         if not self._hidden.is_file():
             self._replay(plan)
         hidden = self._read(plan)
-        head = OutputHead(WeightSource(self._snapshot), self._snapshot.config)
+        head = OutputHead(self._weights, self._snapshot.config)
         first = 0
         for index, example in enumerate(plan.examples):
             for call, (start, stop) in enumerate(call_spans(example.calls)):
@@ -81,6 +89,7 @@ class TeacherSource:
             self._snapshot,
             plan,
             max_sequence_tokens=self._max_sequence_tokens,
+            weights=self._weights,
             on_layer=lambda layer, layers: self.on_progress(layer, layers, "layers"),
         )
         rows = b"".join(np.ascontiguousarray(x, dtype="<f4").tobytes() for x in done.hidden)

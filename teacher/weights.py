@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +33,28 @@ class StoredTensor:
         return widen_bits(self.bits)
 
 
+class Weights(Protocol):
+    """Where a replay takes its weights from."""
+
+    @property
+    def folded(self) -> bool: ...  # noqa: D102 - an interface; the classes say it
+    def layer(self, index: int) -> Mapping[str, StoredTensor]: ...  # noqa: D102
+    def embedding_rows(self, token_ids: Sequence[int]) -> StoredTensor: ...  # noqa: D102
+    def head_rows(self, start: int, stop: int) -> StoredTensor: ...  # noqa: D102
+    def final_norm(self) -> StoredTensor: ...  # noqa: D102
+
+
 class WeightSource:
     """The text model's tensors, read when asked for and kept by nobody.
+
+    Attributes:
+        folded: whether norm weights already hold their +1, and `A_log` stands for -exp(A_log); a snapshot's do not.
 
     Args:
         snapshot: a checked snapshot; only the parts that are asked for are read.
     """
+
+    folded = False
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
