@@ -88,8 +88,7 @@ _CONTEXT_TAIL: tuple[tuple[str, Any, object], ...] = (
     ("n_samplers", ctypes.c_size_t, 0),
     ("ctx_other", _PTR, None),
 )
-# Releases from October 2026 hold one more pointer among the callbacks. We only ever leave it empty, as we do the
-# callbacks, so where exactly it stands among them does not matter.
+# Releases from October 2026 hold one more pointer behind the callbacks, which we leave empty.
 _LAYOUTS: Mapping[str, tuple[tuple[str, Any, object], ...]] = {
     "2026-10": (*_CONTEXT_HEAD, ("reserved", _PTR, None), *_CONTEXT_TAIL),
     "2026-09": (*_CONTEXT_HEAD, *_CONTEXT_TAIL),
@@ -149,6 +148,8 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_vocab_bos": (_INT, (_PTR,)),
     "llama_vocab_eos": (_INT, (_PTR,)),
     "llama_vocab_pad": (_INT, (_PTR,)),
+    "ggml_get_name": (_TEXT, (_PTR,)),
+    "ggml_backend_tensor_get": (None, (_PTR, _PTR, ctypes.c_size_t, ctypes.c_size_t)),
     "llama_tokenize": (_INT, (_PTR, _TEXT, _INT, ctypes.POINTER(ctypes.c_int32), _INT, _BOOL, _BOOL)),
 }
 

@@ -193,7 +193,7 @@ class LlamaCpp:
         for row in range(0, count, step):
             yield row, logits[row : row + step].copy()
 
-    def _start_context(self) -> int:
+    def _start_context(self, callback: Any = None) -> int:
         """Return a context with exactly the settings asked for, as the engine itself reports them."""
         library, want = self._library, self._settings
         params = library.call("llama_context_default_params")
@@ -203,6 +203,8 @@ class LlamaCpp:
         params.type_k, params.type_v = TYPES[want["type_k"]], TYPES[want["type_v"]]
         params.n_outputs_max = params.n_outputs_max_per_seq = want["n_batch"]
         params.offload_kqv = params.op_offload = int(want["gpu_layers"] != 0)
+        if callback is not None:
+            params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
         context = library.call("llama_init_from_model", self._model, params)
         if not context:
             raise EngineFailedError(
