@@ -1,4 +1,4 @@
-"""The command `teacher`: verify or audit a GGUF against its source, and hold runs against recorded ones."""
+"""The command `teacher`: verify or audit a GGUF against its source, show runs, and hold them against recorded ones."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from receipts.golden import Golden, check_run, record_run
 from teacher.audit.tensors import audit_file
 from teacher.policies import shipped_policies
 from teacher.report.audit_table import print_audit
+from teacher.report.documents import verify_places, write_documents
 from teacher.report.progress import StageProgress
 from teacher.report.terminal import print_outcome
 from teacher.snapshot import read_snapshot
@@ -56,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", action="store_true", help="print one JSON object")
     audit.add_argument("--quiet", action="store_true", help="no progress")
     audit.set_defaults(run=_run_audit)
+    report = commands.add_parser("report", help="write documents of a finished RUN", epilog=_EXIT_CODES)
+    report.add_argument("run_folder", metavar="RUN", type=Path)
+    _add_documents(report)
+    report.add_argument("--json", action="store_true", help="print one JSON object")
+    report.set_defaults(run=_run_report)
     golden = commands.add_parser("golden", help="record a run's figures, or check a run against recorded ones")
     actions = golden.add_subparsers(required=True, metavar="ACTION")
     for name, action, text in (
@@ -104,9 +110,23 @@ def _add_verify(commands: Any) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE",
         help="an engine setting, such as flash_attention=off, type_k=f32 or n_ubatch=256",
     )  # fmt: skip
+    verify.add_argument(
+        "--unquantized", type=Path, metavar="FILE.gguf",
+        help="a GGUF of the source's own values (BF16 or F32), run too: what conversion and engine alone lose",
+    )  # fmt: skip
+    verify.add_argument(
+        "--no-diagnosis", action="store_true", help="decide only: no four cells and no localisation"
+    )
+    _add_documents(verify)
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.add_argument("--quiet", action="store_true", help="no progress")
     verify.set_defaults(run=_run_verify)
+
+
+def _add_documents(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a report for a browser, in one file")
+    command.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML for CI")
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown summary for CI")
 
 
 def _run_verify(arguments: argparse.Namespace) -> int:
@@ -120,17 +140,23 @@ def _run_verify(arguments: argparse.Namespace) -> int:
         threads=_positive(arguments.threads, "--threads"),
         engine=arguments.engine,
         engine_settings=dict(_setting(text) for text in arguments.set),
+        diagnose=not arguments.no_diagnosis,
+        unquantized=arguments.unquantized,
     )
+    run_folder = arguments.out or _free_folder(arguments.gguf.stem)
+    documents = {name: getattr(arguments, name) for name in ("html", "junit", "markdown")}
+    verify_places(run_folder, [path for path in documents.values() if path is not None])
     with StageProgress(quiet=arguments.quiet) as progress:
         outcome = run_verification(
             arguments.snapshot,
             arguments.gguf,
             arguments.plan,
             arguments.policy,
-            out=arguments.out or _free_folder(arguments.gguf.stem),
+            out=run_folder,
             options=options,
             on_progress=progress,
         )
+    write_documents(run_folder, **documents)
     if arguments.json:
         print(json.dumps(_plain(outcome), indent=2))
     else:
@@ -162,6 +188,18 @@ def _run_audit(arguments: argparse.Namespace) -> int:
     else:
         print_audit(audit, Console(width=None if sys.stdout.isatty() else 160), every=arguments.all)
     return exit_code
+
+
+def _run_report(arguments: argparse.Namespace) -> int:
+    wanted = {name: getattr(arguments, name) for name in ("html", "junit", "markdown")}
+    if not any(wanted.values()):
+        raise InputError("report: expected --html, --junit or --markdown with a file, got none")
+    paths = write_documents(arguments.run_folder, **wanted)
+    if arguments.json:
+        print(json.dumps({"documents": [str(path) for path in paths]}))
+    else:
+        print("\n".join(str(path) for path in paths))
+    return 0
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

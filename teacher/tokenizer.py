@@ -47,6 +47,10 @@ class SnapshotTokenizer:
         """Return the texts of the added tokens, by id."""
         return tuple(token.content for _, token in sorted(self._load().get_added_tokens_decoder().items()))
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; half a character becomes U+FFFD."""
+        return str(self._load().decode(list(token_ids), skip_special_tokens=False))
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, tuple[int, ...]]:
         """Return the text the chat template makes of a chat, no answer begun, and its token ids.
 

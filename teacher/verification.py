@@ -1,7 +1,7 @@
-"""The main job: teacher, reference and candidate over the same calls, compared, decided and recorded.
+"""The main job: teacher, reference and candidate over the same calls, compared, explained, decided and recorded.
 
-inputs checked -> tokenizers agree -> teacher against PyTorch (the floor) -> teacher against candidate -> candidate
-against itself at other call shapes -> inputs hashed again -> report -> verdict -> run folder
+inputs checked -> tokenizers agree -> GGUF audited -> teacher against PyTorch (the floor) -> teacher against candidate
+-> candidate against itself at other call shapes -> diagnosis -> inputs hashed again -> report -> verdict -> run folder
 
 Every engine runs in a process of its own. Nothing is left behind by a run that fails.
 """
@@ -9,9 +9,7 @@ Every engine runs in a process of its own. Nothing is left behind by a run that 
 from __future__ import annotations
 
 import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,23 +20,30 @@ from typing import Any
 from receipts.cache_plan import MAX_SEQUENCE_TOKENS
 from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
-from receipts.comparison import Comparison
+from receipts.comparison import Comparison, TokenShare, Where, WorstPosition
+from receipts.diagnosis import Cells, Diagnosis
 from receipts.digest import Digest, sha256_bytes, sha256_file
-from receipts.errors import DigestMismatchError, EngineFailedError, EngineMissingError, PlanError
+from receipts.errors import DigestMismatchError, EngineMissingError, NonFiniteError, PlanError
+from receipts.findings import Audit
 from receipts.report import Report
 from receipts.verdict import Verdict, decide
-from teacher.alignment import CallDigest
+from teacher.audit.metadata import audit_metadata
 from teacher.audit.tensors import audit_file
 from teacher.call_shape import CallShape
-from teacher.compare.sides import compare_sides
-from teacher.gguf_file import read_gguf
+from teacher.compare.worst import WorstRow, WorstRows
+from teacher.diagnose.cells import measure_cells
+from teacher.gguf_file import GgufFile, read_gguf
 from teacher.gguf_match import verify_matches
 from teacher.json_file import parse_object
 from teacher.plan import Plan, load_plan
 from teacher.policies import find_policy
+from teacher.run_records import cache_record, calls_record, candidate_record, host_record, reference_record
+from teacher.run_sides import OnProgress, Side, Sides
 from teacher.snapshot import Snapshot, hash_snapshot, read_snapshot
-from teacher.streams import Progress, SourceRun, run_source
+from teacher.tokenizer import SnapshotTokenizer
 from teacher.tokenizer_parity import ParityResult, check_tokenizer
+
+_WORST_POSITIONS, _CONTEXT_TOKENS = 10, 48
 
 
 def usable_processors() -> int:
@@ -46,10 +51,6 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-OnProgress = Callable[[str, int, int], None]
-"""Told (what is being done, how much is done, how much there is)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,9 @@ class Options:
         engine: the candidate's engine, a name of `teacher.candidates` or `module:class`.
         engine_settings: its settings, such as {"flash_attention": "off"}; all of them are recorded. Every engine is
             given the file as `gguf`, and `max_sequence_tokens` and `max_call_tokens` of the plans it will run.
+        diagnose: measure the four cells, and what else says why a candidate differs.
+        unquantized: a GGUF of the source's own values, for the cell of the engine on source weights.
+        teacher, reference: names of other implementations of the two, or `module:class`.
     """
 
     revision: str | None = None
@@ -77,6 +81,10 @@ class Options:
     threads: int = field(default_factory=usable_processors)
     engine: str = "llama_cpp"
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
+    diagnose: bool = True
+    unquantized: Path | None = None
+    teacher: str = "teacher"
+    reference: str = "transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,7 @@ def run_verification(
         run.measure_floor()
         run.measure_candidate()
         run.measure_spread()
+        run.diagnose()
         run.verify_unchanged()
         return run.conclude(writer)
 
@@ -154,13 +163,10 @@ class _Run:
     def __init__(self, gguf: Path, options: Options, on_progress: OnProgress, stack: ExitStack) -> None:
         self._gguf, self._options, self._on_progress = gguf, options, on_progress
         self._started = datetime.now(UTC)
-        self._seconds: dict[str, float] = {}
-        self._peak_bytes: dict[str, int] = {}
-        self._descriptions: dict[str, dict[str, Any]] = {}
-        self._digests: dict[str, tuple[CallDigest, ...]] = {}
         self._work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="source-teacher-")))
         self._spread: list[Comparison] = []
         self._bf16: Comparison | None = None
+        self._diagnosis: Diagnosis | None = None
 
     def check_inputs(self, snapshot: str | Path, plan: str | Path | None, policy: str | Path | None) -> None:
         """Read and check everything that is given, the cheap before the slow."""
@@ -170,6 +176,8 @@ class _Run:
         checked = read_snapshot(snapshot, revision=options.revision, allow_download=options.allow_download)
         gguf = read_gguf(self._gguf)
         self._notes = [*checked.warnings, *verify_matches(gguf, checked.config)]
+        if options.unquantized is not None:
+            verify_matches(read_gguf(options.unquantized), checked.config)
         self._policy, self._policy_bytes = find_policy(policy, gguf)
         self._plan = load_plan(
             None if plan is None else Path(plan),
@@ -180,32 +188,49 @@ class _Run:
         )
         self._capacity = options.max_sequence_tokens or max(len(e.token_ids) for e in self._plan.examples)
         self._spread_shapes = [shape for shape in shapes if self._plan.reshaped(shape) != self._plan]
-        self._parity = self._check_tokenizers(checked.folder)
+        self._parity = self._check_tokenizers(checked, gguf)
         self._verify_real_tokens()
+        self._sides = Sides(
+            threads=options.threads, real_vocabulary=self._parity.real_vocabulary, on_progress=self._on_progress
+        )
+        self._worst = WorstRows(_WORST_POSITIONS, self._parity.real_vocabulary)
         total = sum(path.stat().st_size for path in checked.folder.iterdir() if path.is_file())
         self._snapshot = hash_snapshot(checked, self._counter("hash the snapshot", total))
-        self._gguf_digest, self._gguf_bytes = self._hash_gguf("hash the GGUF")
-        self._notes += self._audit_tensors(checked)
+        self._files = {"file": self._gguf}
+        if options.unquantized is not None:
+            self._files["unquantized"] = options.unquantized
+        self._hashed = {role: self._hash(path, f"hash {path.name}") for role, path in self._files.items()}
+        self._audit = self._audit_file(checked)
 
-    def _audit_tensors(self, checked: Snapshot) -> list[str]:
-        """Return what the tensor audit finds wrong, so that a verdict that fails comes with its cause."""
+    def _audit_file(self, checked: Snapshot) -> Audit | None:
+        """Hold every tensor, key and type of the file against the snapshot, so that a verdict comes with its cause."""
         total = sum(entry.stop - entry.start for entry in checked.tensors.values())
         try:
-            audit = audit_file(
+            return audit_file(
                 checked, self._gguf, threads=self._options.threads, on_bytes=self._counter("audit tensors", total)
             )
         except EngineMissingError as error:  # another engine may run where llama.cpp's quantizers are not installed
-            return [f"the tensor audit did not run: {error}"]
-        found = [finding.sentence for finding in audit.of_verdict("wrong", "worse")]
-        return found or [f"tensor audit: all {len(audit.tensors)} tensors are exact or as good as their types allow"]
+            self._notes.append(f"the audit did not run: {error}")
+            return None
 
-    def _check_tokenizers(self, folder: Path) -> ParityResult:
+    def _check_tokenizers(self, checked: Snapshot, gguf: GgufFile) -> ParityResult:
         self._on_progress("compare tokenizers", 0, 1)
-        parity = check_tokenizer(folder, self._gguf)
+        parity = check_tokenizer(checked.folder, self._gguf)
         self._on_progress("compare tokenizers", 1, 1)
         if parity.parity.status == "differs" and self._policy.tokenizer_require == "match":
+            keys = [
+                finding.sentence
+                for finding in audit_metadata(gguf, checked.folder, checked.config)
+                if finding.key.startswith("tokenizer.")
+            ]
             raise PlanError(
-                f"{self._gguf.name}: expected the snapshot's tokenizer, got another: {parity.parity.first_difference}"
+                "; ".join(
+                    [
+                        f"{self._gguf.name}: expected the snapshot's tokenizer, got another:"
+                        f" {parity.parity.first_difference}",
+                        *keys,
+                    ]
+                )
             )
         self._notes += parity.notes
         return parity
@@ -221,20 +246,40 @@ class _Run:
 
     def measure_floor(self) -> None:
         """Run the teacher through its layers, and PyTorch beside it."""
-        self._floor = self._compare("teacher", self._teacher(), "pytorch-f32", self._reference("float32"))
+        self._floor = self._sides.compare(self._teacher(), self._reference("pytorch-f32", "float32"))
         if self._options.reference_bf16:
-            self._bf16 = self._compare("teacher", self._teacher(), "pytorch-bf16", self._reference("bfloat16"))
+            self._bf16 = self._sides.compare(self._teacher(), self._reference("pytorch-bf16", "bfloat16"))
 
     def measure_candidate(self) -> None:
         """Compare the candidate with the teacher, whose logits come from its kept hidden states."""
-        self._candidate = self._compare("teacher", self._teacher(), "candidate", self._engine(self._plan))
+        self._candidate = self._sides.compare(self._teacher(), self._engine("candidate"), worst=self._worst)
 
     def measure_spread(self) -> None:
         """Compare the candidate at other call shapes with itself, and its main run with its repetition."""
         for shape in self._spread_shapes:
-            other = self._plan.reshaped(shape)
-            name = f"candidate {shape}"
-            self._spread.append(self._compare("candidate", self._engine(self._plan), name, self._engine(other)))
+            other = self._engine(f"candidate {shape}", plan=self._plan.reshaped(shape))
+            self._spread.append(self._sides.compare(self._engine("candidate"), other))
+
+    def diagnose(self) -> None:
+        """Find out why the candidate differs."""
+        if self._options.diagnose:
+            self._diagnosis = Diagnosis(cells=self._measure_cells(), localisation=None, state=(), arbitration=None)
+
+    def _measure_cells(self) -> Cells | None:
+        plain = self._options.unquantized
+        try:
+            return measure_cells(
+                self._sides,
+                self._teacher(),
+                self._teacher("gguf weights", gguf=self._gguf),
+                self._engine("candidate"),
+                None if plain is None else self._engine("unquantized", gguf=plain),
+                floor=self._floor,
+                total=self._candidate,
+            )
+        except (NonFiniteError, EngineMissingError) as error:
+            self._notes.append(f"the four cells were not measured: {error}")
+            return None
 
     def verify_unchanged(self) -> None:
         """Hash every input again.
@@ -244,11 +289,12 @@ class _Run:
         """
         total = sum(entry.size_bytes for entry in self._snapshot.manifest.entries)
         self._snapshot.rehash(self._counter("hash the snapshot again", total))
-        digest, _ = self._hash_gguf("hash the GGUF again")
-        if digest != self._gguf_digest:
-            raise DigestMismatchError(
-                f"{self._gguf.name}: expected sha256 {self._gguf_digest.hex} as at the start, got {digest.hex}"
-            )
+        for role, path in self._files.items():
+            before, (digest, _) = self._hashed[role][0], self._hash(path, f"hash {path.name} again")
+            if digest != before:
+                raise DigestMismatchError(
+                    f"{path.name}: expected sha256 {before.hex} as at the start, got {digest.hex}"
+                )
 
     def conclude(self, writer: RunWriter | None) -> Outcome:
         """Write receipts, each naming the digests of those it used, then report and verdict."""
@@ -262,12 +308,16 @@ class _Run:
                 writer.add(name, value)
 
         teacher = self._read_teacher_record()
+        files = {
+            role: {"name": path.name, "size_bytes": self._hashed[role][1], "sha256": self._hashed[role][0].hex}
+            for role, path in self._files.items()
+        }
         add("plan.json", self._plan.to_record())
         add("snapshot.json", self._snapshot.record())
-        add("candidate.json", self._candidate_record())
-        add("reference.json", self._reference_record())
-        add("cache.json", self._cache_record(teacher))
-        add("calls.json", self._calls_record(teacher, digests))
+        add("candidate.json", candidate_record(files, self._options.engine, self._sides))
+        add("reference.json", reference_record(self._sides))
+        add("cache.json", cache_record(teacher))
+        add("calls.json", calls_record(self._sides, teacher, digests))
         report = Report(
             vocabulary_rows=self._snapshot.config.vocab_size,
             real_vocabulary=self._parity.real_vocabulary,
@@ -276,6 +326,9 @@ class _Run:
             candidate=self._candidate,
             spread=tuple(self._spread),
             tokenizer=self._parity.parity,
+            audit=self._audit,
+            diagnosis=self._diagnosis,
+            worst=self._worst_positions(),
             notes=tuple(self._notes),
             uses=dict(digests),
         )
@@ -289,69 +342,37 @@ class _Run:
             return Outcome(verdict=verdict, report=report, folder=None, digests=digests)
         writer.add_bytes("policy.toml", self._policy_bytes)
         add("verdict.json", verdict.to_dict())
-        writer.add("host.json", self._host_record())
+        writer.add("host.json", host_record(self._sides, self._started))
         return Outcome(verdict=verdict, report=report, folder=writer.finish(), digests=digests)
 
-    def _teacher(self) -> _Side:
+    def _worst_positions(self) -> tuple[WorstPosition, ...]:
+        tokenizer = SnapshotTokenizer(self._snapshot.folder)
+        return tuple(_decoded(row, self._plan, tokenizer) for row in self._worst.sorted())
+
+    def _teacher(self, name: str = "teacher", *, gguf: Path | None = None) -> Side:
         spec = {
             "snapshot": str(self._snapshot.folder),
             "max_sequence_tokens": self._capacity,
-            "hidden": str(self._work / "hidden.f32"),
+            "hidden": str(self._work / f"{name}.f32"),
         }
-        return _Side("teacher", spec, self._plan)
+        return Side(name, self._options.teacher, spec if gguf is None else {**spec, "gguf": str(gguf)}, self._plan)
 
-    def _reference(self, dtype: str) -> _Side:
-        return _Side("transformers", {"snapshot": str(self._snapshot.folder), "dtype": dtype}, self._plan)
+    def _reference(self, name: str, dtype: str) -> Side:
+        spec = {"snapshot": str(self._snapshot.folder), "dtype": dtype}
+        return Side(name, self._options.reference, spec, self._plan)
 
-    def _engine(self, plan: Plan) -> _Side:
+    def _engine(self, name: str, *, plan: Plan | None = None, gguf: Path | None = None) -> Side:
         # One setting for all call shapes, so that the shape alone is what differs between them.
         plans = (self._plan, *(self._plan.reshaped(shape) for shape in self._spread_shapes))
         spec = {
-            "gguf": str(self._gguf),
+            "gguf": str(gguf or self._gguf),
             "max_sequence_tokens": self._capacity,
             "max_call_tokens": max(max(example.calls) for one in plans for example in one.examples),
         }
-        return _Side(self._options.engine, {**spec, **self._options.engine_settings}, plan)
+        return Side(name, self._options.engine, {**spec, **self._options.engine_settings}, plan or self._plan)
 
-    def _compare(self, expected_name: str, expected: _Side, actual_name: str, actual: _Side) -> Comparison:
-        """Run two sides at once and compare them; keep what they say of themselves and their digests."""
-        stage = f"{expected_name} against {actual_name}"
-        began = time.monotonic()
-        with self._start(expected, stage) as left, self._start(actual, stage) as right:
-            comparison, digests = compare_sides(
-                left,
-                right,
-                expected.plan,
-                real_vocabulary=self._parity.real_vocabulary,
-                names=(expected_name, actual_name),
-                on_positions=lambda done: self._on_progress(stage, done, expected.plan.positions),
-            )
-        self._seconds[stage] = time.monotonic() - began
-        for name, run, found in ((expected_name, left, digests[0]), (actual_name, right, digests[1])):
-            self._keep(name, run, found)
-        return comparison
-
-    def _start(self, side: _Side, stage: str) -> SourceRun:
-        def report(progress: Progress) -> None:
-            if progress.unit != "positions":  # positions are counted as they are compared
-                self._on_progress(f"{stage}: {progress.unit}", progress.done, progress.total)
-
-        return run_source(side.kind, side.spec, side.plan, threads=self._options.threads, on_progress=report)
-
-    def _keep(self, name: str, run: SourceRun, digests: tuple[CallDigest, ...]) -> None:
-        before = self._digests.setdefault(name, digests)
-        self._descriptions.setdefault(name, run.description)
-        self._peak_bytes[name] = max(self._peak_bytes.get(name, 0), run.closing.get("peak_memory_bytes", 0))
-        for first, again in zip(before, digests, strict=True):
-            if first.sha256 != again.sha256:
-                example = self._plan.examples[first.example].name
-                raise EngineFailedError(
-                    f"{name}: expected the same logits for the same calls, got sha256 {first.sha256} and then"
-                    f" {again.sha256} in call {first.call} of example '{example}'"
-                )
-
-    def _hash_gguf(self, stage: str) -> tuple[Digest, int]:
-        return sha256_file(self._gguf, self._counter(stage, self._gguf.stat().st_size))
+    def _hash(self, path: Path, stage: str) -> tuple[Digest, int]:
+        return sha256_file(path, self._counter(stage, path.stat().st_size))
 
     def _counter(self, stage: str, total: int) -> Callable[[int], None]:
         done = 0
@@ -364,73 +385,24 @@ class _Run:
         return count
 
     def _read_teacher_record(self) -> dict[str, Any]:
-        name = "hidden.f32.json"
+        name = "teacher.f32.json"
         return parse_object((self._work / name).read_bytes(), name)
 
-    def _candidate_record(self) -> dict[str, Any]:
-        return {
-            "schema": "source-teacher/candidate/v1",
-            "file": {"name": self._gguf.name, "size_bytes": self._gguf_bytes, "sha256": self._gguf_digest.hex},
-            "engine": self._options.engine,
-            "description": self._descriptions["candidate"],
-        }
 
-    def _reference_record(self) -> dict[str, Any]:
-        bf16 = self._descriptions.get("pytorch-bf16")
-        return {
-            "schema": "source-teacher/reference/v1",
-            "float32": self._descriptions["pytorch-f32"],
-            "bfloat16": bf16,
-        }
+def _decoded(row: WorstRow, plan: Plan, tokenizer: SnapshotTokenizer) -> WorstPosition:
+    ids = plan.examples[row.example].token_ids
+    after = ids[row.position + 1 : row.position + 2]
 
-    def _cache_record(self, teacher: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "schema": "source-teacher/cache/v1",
-            "receipt": teacher["cache_receipt"],
-        }
+    def top(shares: tuple[tuple[int, float], ...]) -> tuple[TokenShare, ...]:
+        return tuple(
+            TokenShare(token_id=token, text=tokenizer.decode([token]), probability=share) for token, share in shares
+        )
 
-    def _calls_record(self, teacher: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, Any]:
-        sides = (self._digests["teacher"], self._digests["pytorch-f32"], self._digests["candidate"])
-        calls = [
-            {
-                "example": expected.example,
-                "call": expected.call,
-                "position": expected.position,
-                "rows": expected.rows,
-                "width": expected.width,
-                "teacher_sha256": expected.sha256,
-                "reference_sha256": reference.sha256,
-                "candidate_sha256": actual.sha256,
-                "graph_policy_sha256": teacher["graph_policy_sha256"],
-            }
-            for expected, reference, actual in zip(*sides, strict=True)
-        ]
-        return {
-            "schema": "source-teacher/calls/v1",
-            "uses": {name: digests[name] for name in ("plan.json", "cache.json")},
-            "teacher": self._descriptions["teacher"],
-            "graph_policy": teacher["graph_policy"],
-            "hidden_sha256": teacher["hidden_sha256"],
-            "calls": calls,
-        }
-
-    def _host_record(self) -> dict[str, Any]:
-        return {
-            "schema": "source-teacher/host/v1",
-            "started": self._started.isoformat(timespec="seconds"),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "host": platform.node(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "seconds": {name: round(value, 2) for name, value in self._seconds.items()},
-            "peak_memory_bytes": self._peak_bytes,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """A logit source that has not been started."""
-
-    kind: str
-    spec: Mapping[str, Any]
-    plan: Plan
+    return WorstPosition(
+        where=Where(example=row.example, position=row.position),
+        kl_nats=row.kl_nats,
+        context=tokenizer.decode(ids[max(0, row.position + 1 - _CONTEXT_TOKENS) : row.position + 1]),
+        following=tokenizer.decode(after) if after else None,
+        expected_top=top(row.expected_top),
+        actual_top=top(row.actual_top),
+    )

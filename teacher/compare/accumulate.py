@@ -13,6 +13,7 @@ from receipts.comparison import Bucket, Comparison, PaddedRows, Where
 from receipts.errors import EngineFailedError
 from teacher.compare.metrics import SCORE_DTYPE, compare_rows
 from teacher.compare.statistics import mean_of, summarise_values
+from teacher.compare.worst import WorstRows
 from teacher.sources import Example, Plan
 
 _LEAST_NATS = 1e-14  # F64 sums over a vocabulary resolve no less
@@ -27,6 +28,7 @@ def compare_streams(
     real_vocabulary: int,
     expected_name: str,
     actual_name: str,
+    worst: WorstRows | None = None,
 ) -> Comparison:
     """Compare two sides over a plan.
 
@@ -36,12 +38,13 @@ def compare_streams(
         plan: examples and calls of the expected side.
         real_vocabulary: first entries of a row that the tokenizer can produce.
         expected_name, actual_name: names of the sides, for the report.
+        worst: shown every block; keeps the worst positions.
 
     Raises:
         EngineFailedError: a side did not deliver every position of the plan once and in order.
         ShapeError, DtypeError: a block cannot be compared.
     """
-    scores, widths = collect_scores(pairs, plan, real_vocabulary)
+    scores, widths = collect_scores(pairs, plan, real_vocabulary, worst)
     return summarise(
         scores,
         plan,
@@ -52,7 +55,7 @@ def compare_streams(
 
 
 def collect_scores(
-    pairs: Iterable[Pair], plan: Plan, real_vocabulary: int
+    pairs: Iterable[Pair], plan: Plan, real_vocabulary: int, worst: WorstRows | None = None
 ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
     """Score every position of a plan.
 
@@ -77,6 +80,8 @@ def collect_scores(
         part["position"] = np.arange(position, stop)
         part["call_length"] = example.calls[call]
         parts.append(part)
+        if worst is not None:
+            worst.offer(part, expected, actual)
         widths = (expected.shape[1], actual.shape[1])
     due.verify_done()
     return (np.concatenate(parts) if parts else np.zeros(0, dtype=SCORE_DTYPE)), widths

@@ -8,6 +8,7 @@ from typing import Any
 from receipts.comparison import Comparison
 from teacher.alignment import CallDigest, align, digest_blocks
 from teacher.compare.accumulate import Pair, compare_streams
+from teacher.compare.worst import WorstRows
 from teacher.sources import LogitBlock, Plan
 
 
@@ -19,6 +20,7 @@ def compare_sides(
     real_vocabulary: int,
     names: tuple[str, str] = ("expected", "actual"),
     on_positions: Callable[[int], Any] = lambda done: None,
+    worst: WorstRows | None = None,
 ) -> tuple[Comparison, tuple[tuple[CallDigest, ...], tuple[CallDigest, ...]]]:
     """Compare two sides over a plan; the actual side may cut the same examples into other calls.
 
@@ -28,6 +30,7 @@ def compare_sides(
         real_vocabulary: first entries of a row that a token stands for.
         names: of the sides, for the report.
         on_positions: told how many positions have been compared.
+        worst: shown every pair of rows; keeps the worst positions.
 
     Returns:
         (comparison, (digests of the expected side's calls, digests of the actual side's calls)).
@@ -46,6 +49,6 @@ def compare_sides(
             on_positions(done)
 
     comparison = compare_streams(
-        pairs(), plan, real_vocabulary=real_vocabulary, expected_name=names[0], actual_name=names[1]
+        pairs(), plan, real_vocabulary=real_vocabulary, expected_name=names[0], actual_name=names[1], worst=worst
     )
     return comparison, (left.digests, right.digests)

@@ -19,8 +19,10 @@ def print_audit(audit: Audit, console: Console, *, every: bool) -> None:
     shown = audit.tensors if every else faults
     if shown:
         console.print(_table(shown))
-    for finding in (*audit.metadata, *audit.types):
-        console.print(Text(finding.sentence), style="yellow" if finding.kind == "above" else "bold red")
+    for key in audit.metadata:
+        console.print(Text(key.sentence), style="bold red")
+    for one in audit.types:
+        console.print(Text(one.sentence), style="yellow" if one.kind == "above" else "bold red")
     for note in audit.notes:
         console.print(Text(f"note: {note}"), style="dim")
     counts = Counter(tensor.verdict for tensor in audit.tensors)

@@ -28,23 +28,36 @@ def write_documents(
     wanted = [
         (path, kind) for path, kind in ((html, _html), (junit, _junit), (markdown, _markdown)) if path is not None
     ]
-    _verify_places(run_folder, [path for path, _ in wanted])
+    verify_places(run_folder, [path for path, _ in wanted])
     made = [(path, kind(run).encode()) for path, kind in wanted]
     for path, data in made:
         write_atomic(path, data)
     return tuple(path for path, _ in made)
 
 
-def _verify_places(run_folder: Path, paths: list[Path]) -> None:
-    """Refuse files within the run folder, which holds its receipts alone, and one file for two documents."""
+def verify_places(run_folder: Path, paths: list[Path]) -> None:
+    """Refuse files that cannot be written, or lie within the run folder, and one file for two documents.
+
+    The run folder need not exist yet: a run takes long, and these are known before it.
+
+    Raises:
+        OutputError: names the file.
+    """
     places = [path.parent.resolve() / path.name for path in paths]
     for path, at in zip(paths, places, strict=True):
-        for folder in at.parents:
-            if folder.exists() and folder.samefile(run_folder):
-                raise OutputError(f"{path}: expected a place outside {run_folder}, which holds its receipts alone")
+        if any(_is_same(folder, run_folder) for folder in at.parents):
+            raise OutputError(f"{path}: expected a place outside {run_folder}, which holds its receipts alone")
+        if not at.parent.is_dir():
+            raise OutputError(f"{path}: expected a folder {at.parent}, got none")
     for path, at in zip(paths, places, strict=True):
         if places.count(at) > 1:
             raise OutputError(f"{path}: expected a file for each document, got one for two")
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    if folder.exists() and other.exists():
+        return folder.samefile(other)  # a file system may not tell upper from lower case
+    return folder == other.resolve()
 
 
 # Each of these loads what it needs and no more: a Markdown summary needs neither Jinja nor Matplotlib.

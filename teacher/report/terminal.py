@@ -11,16 +11,39 @@ from receipts.report import Report
 from receipts.verdict import Verdict
 
 _STYLE = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow", "INVALID": "bold magenta"}
+_MOST_FINDINGS = 12
 _OUTCOME_STYLE = {"pass": "green", "fail": "red", "inconclusive": "yellow", "invalid": "magenta"}
 
 
 def print_outcome(report: Report, verdict: Verdict, console: Console) -> None:
-    """Print what was measured, what was checked, and the verdict."""
+    """Print what was measured, what was checked, what explains it, and the verdict."""
     console.print(measured_table(report))
     console.print(checks_table(verdict))
+    _print_causes(report, console)
     for note in report.notes:
         console.print(Text(f"note: {note}"), style="dim")
     console.print(Text.assemble((verdict.status, _STYLE[verdict.status]), "  ", verdict.reason))
+
+
+def _print_causes(report: Report, console: Console) -> None:
+    """Print the audit's findings and the diagnosis: where the candidate differs, and why."""
+    audit, found = report.audit, report.diagnosis
+    if audit is not None:
+        style = "yellow" if audit.passed else "bold red"
+        for sentence in audit.sentences[:_MOST_FINDINGS]:
+            console.print(Text(sentence), style=style)
+        left = len(audit.sentences) - _MOST_FINDINGS
+        if left > 0:
+            console.print(Text(f"and {left} findings more: teacher audit prints all"), style="dim")
+        if not audit.sentences:
+            console.print(Text(f"audit: all {len(audit.tensors)} tensors are exact or as good as their types allow"))
+    if found is None:
+        return
+    if found.cells is not None:
+        for contrast in found.cells.contrasts:
+            console.print(Text(f"{contrast.name}: {contrast.sentence}"), style="" if contrast.above_floor else "dim")
+    for sentence in found.sentences:
+        console.print(Text(sentence), style="bold red")
 
 
 def measured_table(report: Report) -> Table:

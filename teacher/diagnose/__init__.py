@@ -1,0 +1,1 @@
+"""Why a candidate differs: four cells, layer localisation, state between calls, and the arbiter."""
