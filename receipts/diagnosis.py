@@ -52,7 +52,8 @@ class LayerError:
 
     The first three are errors of the residual stream after the layer, relative to the teacher's, with everything
     that earlier layers did; the others are of the layer alone, fed the same input on both sides, relative to what the
-    layer adds to the stream.
+    layer adds to the stream. Each is the root mean square over positions; None where something is not finite or not
+    shown.
 
     Attributes:
         layer: index.
@@ -69,11 +70,11 @@ class LayerError:
     layer: int
     kind: str
     reference: float | None
-    weights: float
+    weights: float | None
     candidate: float | None
     alone_reference: float | None
-    alone_weights: float
-    alone_reachable: float
+    alone_weights: float | None
+    alone_reachable: float | None
     alone_engine: float | None
     alone_engine_first_calls: float | None
     alone_engine_later_calls: float | None
@@ -88,14 +89,35 @@ class OperationError:
         operation: name, in the order in which they are computed.
         weights: the GGUF's weights against the source's.
         reachable: the source quantized by the types' own quantizers against the source.
-        engine: the engine against teacher math on the GGUF's weights; None where the engine does not show it.
+        engine: the engine against teacher math on the GGUF's weights.
+        reference: PyTorch against the teacher. All are None where something is not finite or not shown.
     """
 
     layer: int
     operation: str
-    weights: float
-    reachable: float
+    weights: float | None
+    reachable: float | None
     engine: float | None
+    reference: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndError:
+    """Relative errors before the first layer and behind the last, each from the side's own stream.
+
+    Attributes:
+        place: "embedding" or "final norm".
+        weights: the GGUF's weights against the source's.
+        reachable: the source quantized by the type's own quantizer against the source.
+        engine: the engine against the GGUF's weights.
+        reference: PyTorch against the teacher. All are None where something is not finite or not shown.
+    """
+
+    place: str
+    weights: float | None
+    reachable: float | None
+    engine: float | None
+    reference: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +126,16 @@ class Culprit:
 
     Attributes:
         part: "weights", "engine" or "reference".
-        layer: index; None for what stands before or behind the layers.
-        operation: the first one out of its band; None where none was found.
-        error, band: relative error of the layer alone, and how large it may be.
+        layer: index; None for embedding and final norm.
+        operation: the first one out of its band, or "embedding" or "final norm"; None where none was found.
+        error, band: relative error of the place alone, None where it is not finite, and how large it may be.
         sentence: the same for a person.
     """
 
     part: str
     layer: int | None
     operation: str | None
-    error: float
+    error: float | None
     band: float
     sentence: str
 
@@ -129,8 +151,7 @@ class Localisation:
     Attributes:
         examples: names of those that were traced.
         positions: how many positions that is.
-        embedding_weights, embedding_engine: relative errors of the stream before the first layer.
-        final_engine: relative error of the engine's final norm, from its own stream; None where it shows none.
+        ends: embedding and final norm.
         layers: one for each layer.
         operations: of the layers that were looked into.
         culprits: where something is out of its band, in order of the model.
@@ -138,9 +159,7 @@ class Localisation:
 
     examples: tuple[str, ...]
     positions: int
-    embedding_weights: float
-    embedding_engine: float | None
-    final_engine: float | None
+    ends: tuple[EndError, ...]
     layers: tuple[LayerError, ...]
     operations: tuple[OperationError, ...]
     culprits: tuple[Culprit, ...]
@@ -182,7 +201,12 @@ class Diagnosis:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Everything it says, as sentences."""
+        """Everything it says, as sentences; of many layers out of the same band the first alone."""
         found = [] if self.arbitration is None else [self.arbitration.sentence]
-        found += [] if self.localisation is None else [culprit.sentence for culprit in self.localisation.culprits]
+        culprits = () if self.localisation is None else self.localisation.culprits
+        for part in PARTS:
+            of_part = [culprit for culprit in culprits if culprit.part == part]
+            if of_part:
+                more = f" (and {len(of_part) - 1} places behind it)" if len(of_part) > 1 else ""
+                found.append(of_part[0].sentence + more)
         return (*found, *self.state)

@@ -20,6 +20,7 @@ import torch
 from receipts.errors import EngineFailedError, EngineMissingError, PlanError, SnapshotError
 from teacher.frames import rows_per_frame
 from teacher.sources import LogitBlock, Plan
+from teacher.traces import TraceWriter
 
 _PREFIXES = ("model.language_model.", "model.")
 _SIZES = (
@@ -110,6 +111,37 @@ class TransformersReference:
                         call=call,
                     )
 
+    def trace(self, plan: Plan, writer: TraceWriter, layer: int | None, kind: str | None) -> None:
+        """Run the plan and keep what hooks see: the stream after every layer, and one layer's submodules."""
+        body, first = self._model.model, 0
+
+        def rows(value: Any) -> Any:
+            tensor = value[0] if isinstance(value, tuple) else value
+            return tensor.reshape(length, -1).float().numpy()
+
+        hooks = [
+            body.embed_tokens.register_forward_hook(lambda _, __, out: writer.residual(-1, first, rows(out))),
+            body.norm.register_forward_hook(lambda _, __, out: writer.final_norm(first, rows(out))),
+        ]
+        for index, block in enumerate(body.layers):
+            hooks.append(
+                block.register_forward_hook(lambda _, __, out, index=index: writer.residual(index, first, rows(out)))
+            )
+        for operation, module, is_input in () if layer is None else _operations(body.layers[layer], kind):
+            def keep(_: Any, given: Any, out: Any, operation: str = operation, is_input: bool = is_input) -> None:
+                writer.operation(operation, first, rows(given if is_input else out))
+
+            hooks.append(module.register_forward_hook(keep))
+        try:
+            for example in plan.examples:
+                cache, at = self._fresh_cache(), 0
+                for length in example.calls:
+                    self._hidden(example.token_ids[at : at + length], cache)
+                    at, first = at + length, first + length
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def _fresh_cache(self) -> Any:
         from transformers import DynamicCache
 
@@ -124,6 +156,36 @@ class TransformersReference:
             out = body(input_ids=torch.tensor([ids]), use_cache=True, **{name: cache})
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
+
+
+def _operations(block: Any, kind: str | None) -> list[tuple[str, Any, bool]]:
+    """Return (name of an operation, the module that shows it, whether by its input) of one layer."""
+    shared = [
+        ("input norm", block.input_layernorm, False),
+        ("post-attention norm", block.post_attention_layernorm, False),
+        ("feed-forward gate and up", block.mlp.down_proj, True),
+        ("feed-forward down", block.mlp.down_proj, False),
+    ]
+    if kind == "full_attention":
+        mixer = block.self_attn
+        return [
+            *shared,
+            ("query and gate projection", mixer.q_proj, False),
+            ("key projection", mixer.k_proj, False),
+            ("value projection", mixer.v_proj, False),
+            ("query norm", mixer.q_norm, False),
+            ("key norm", mixer.k_norm, False),
+            ("gate", mixer.o_proj, True),
+            ("output projection", mixer.o_proj, False),
+        ]
+    mixer = block.linear_attn
+    return [
+        *shared,
+        ("query, key and value projection", mixer.in_proj_qkv, False),
+        ("gate projection", mixer.in_proj_z, False),
+        ("gated norm", mixer.out_proj, True),
+        ("output projection", mixer.out_proj, False),
+    ]
 
 
 def read_text_config(folder: Path) -> tuple[dict[str, Any], bool]:

@@ -33,6 +33,32 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlainExample:
+    """One example as it travels to another process."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    calls: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainPlan:
+    """A plan as it travels to another process."""
+
+    examples: tuple[PlainExample, ...]
+
+
+def plain_plan(form: Mapping[str, Any]) -> PlainPlan:
+    """Return the plan that a JSON object {"examples": [{"name", "token_ids", "calls"}]} holds."""
+    return PlainPlan(
+        examples=tuple(
+            PlainExample(name=item["name"], token_ids=tuple(item["token_ids"]), calls=tuple(item["calls"]))
+            for item in form["examples"]
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogitBlock:
     """Logits of some consecutive positions of one call.
 
@@ -54,7 +80,10 @@ class LogitSource(Protocol):
 
     A candidate is built with `threads`, `gguf`, `max_sequence_tokens` and `max_call_tokens` (of the plans it will run)
     and the settings the user gave. A source that works before its first logits may have an attribute
-    `on_progress(done, total, unit)`, which is set to a function that tells the user.
+    `on_progress(done, total, unit)`, which is set to a function that tells the user. One that can show its residual
+    stream has `trace(plan, writer, layer, kind)`: it runs the plan and gives a `teacher.traces.TraceWriter` the stream
+    after every layer and, of the one layer of a kind ("linear_attention", "full_attention"), its operations by the
+    names that `teacher.blocks` gives them; None for both asks for none.
 
     Blocks arrive in order of example, call and position and cover every position exactly once. Each example
     starts from an empty cache. A source raises EngineFailedError when it cannot go on.

@@ -27,6 +27,7 @@ from receipts.errors import EngineFailedError, PlanError
 from teacher.alignment import check_coverage
 from teacher.frames import decode_error, decode_json, encode_json, read_frame
 from teacher.sources import LogitBlock, Plan
+from teacher.traces import Trace
 
 # What a process needs to find its files, its user and a GPU; nothing here changes what an engine computes.
 _INHERITED = (
@@ -322,6 +323,11 @@ def run_source(
         PlanError: the plan is empty, or an example's calls do not cover its tokens.
         HarnessError: whatever the source raised, as its own class; EngineFailedError when its process died.
     """
+    return SourceRun(_job(kind, spec, plan, threads), env=env, plan=plan, on_progress=on_progress)
+
+
+def _job(kind: str, spec: Mapping[str, Any], plan: Plan, threads: int) -> dict[str, Any]:
+    """Return a job for the worker, its plan checked."""
     examples = []
     for number, example in enumerate(plan.examples):
         lengths = tuple(example.calls)
@@ -333,14 +339,52 @@ def run_source(
         examples.append({"name": example.name, "token_ids": list(example.token_ids), "calls": list(lengths)})
     if not examples:
         raise PlanError("plan: expected at least one example, got none")
-    job = {"kind": kind, "spec": dict(spec), "threads": threads, "plan": {"examples": examples}}
-    return SourceRun(job, env=env, plan=plan, on_progress=on_progress)
+    return {"kind": kind, "spec": dict(spec), "threads": threads, "plan": {"examples": examples}}
+
+
+def trace_source(
+    kind: str,
+    spec: Mapping[str, Any],
+    plan: Plan,
+    folder: Path,
+    *,
+    threads: int,
+    layers: int,
+    width: int,
+    layer: int | None = None,
+    layer_kind: str | None = None,
+) -> Trace | None:
+    """Run a plan and keep the source's residual stream; return None when the source shows nothing but logits.
+
+    Args:
+        kind, spec, plan, threads: as `run_source`.
+        folder: a new folder for the trace.
+        layers, width: decoder layers, and D.
+        layer, layer_kind: the layer whose operations are kept too, and what it is.
+
+    Raises:
+        PlanError, HarnessError: as `run_source`.
+    """
+    folder.mkdir()
+    trace = {"folder": str(folder), "layers": layers, "width": width, "layer": layer, "kind": layer_kind}
+    with SourceRun({**_job(kind, spec, plan, threads), "trace": trace}, env=None) as run:
+        facts = run.answer()
+    return None if facts is None else Trace(folder, facts)
 
 
 def ask_source(
-    kind: str, spec: Mapping[str, Any], question: Mapping[str, Any], *, env: Mapping[str, str] | None = None
+    kind: str,
+    spec: Mapping[str, Any],
+    question: Mapping[str, Any],
+    *,
+    threads: int = 1,
+    env: Mapping[str, str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Any:
-    """Return what a source's class answers to a question (`answer(question, spec)`), asked in a process of its own."""
-    job = {"kind": kind, "spec": dict(spec), "threads": 1, "question": dict(question)}
-    with SourceRun(job, env=env) as run:
+    """Return what a source's class answers to a question, asked in a process of its own.
+
+    The class has a static method `answer(question, spec, on_progress)`; the last is told (done, total, unit).
+    """
+    job = {"kind": kind, "spec": dict(spec), "threads": threads, "question": dict(question)}
+    with SourceRun(job, env=env, on_progress=on_progress) as run:
         return run.answer()

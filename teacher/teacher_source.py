@@ -8,7 +8,7 @@ run computes the head's products alone, with the same kernel on the same shapes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from receipts.digest import sha256_bytes, sha256_file
 from receipts.errors import DigestMismatchError
 from receipts.files import write_atomic
 from teacher.device import current_device, mx
+from teacher.diagnose import locator
 from teacher.gguf_weights import GgufWeights
 from teacher.graph_policy import current_policy
 from teacher.head import OutputHead
@@ -56,6 +57,13 @@ class TeacherSource:
         self._hidden = Path(hidden)
         self._record = Path(hidden + ".json")
         self.on_progress: Callable[[int, int, str], None] = lambda done, total, unit: None
+
+    @staticmethod
+    def answer(
+        question: Mapping[str, Any], spec: Mapping[str, Any], on_progress: Callable[[int, int, str], Any]
+    ) -> Any:
+        """Answer a question of the localisation; see `teacher.diagnose.locator.answer`."""
+        return locator.answer(question, spec, on_progress)
 
     def describe(self) -> dict[str, Any]:
         """Return device, graph policy and the measured self-check."""

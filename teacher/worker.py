@@ -1,6 +1,6 @@
 """The process one logit source lives in: `python -m teacher.worker JOB.json`.
 
-The job names the source, its settings and either a plan to run or a question to answer. Messages go to the
+The job names the source, its settings and a plan to run, a plan to trace or a question to answer. Messages go to the
 inherited pipe whose number the job holds (see `teacher.frames`); whatever the engine prints goes to stderr.
 """
 
@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,8 @@ import numpy as np
 from receipts.errors import EngineMissingError, HarnessError
 from teacher.candidates import CANDIDATES
 from teacher.frames import encode_error, encode_json, rows_per_frame, write_frame
+from teacher.sources import PlainPlan, plain_plan
+from teacher.traces import TraceWriter
 
 SOURCES: dict[str, str] = {
     "teacher": "teacher.teacher_source:TeacherSource",
@@ -31,22 +33,6 @@ SOURCES: dict[str, str] = {
 """Name of a source -> `module:class`. A kind written `module:class` is taken as it stands."""
 
 _PROGRESS_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobExample:
-    """One example as the job file gives it."""
-
-    name: str
-    token_ids: tuple[int, ...]
-    calls: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
-    """The plan as the job file gives it."""
-
-    examples: tuple[JobExample, ...]
 
 
 def load_class(kind: str) -> Any:
@@ -67,29 +53,37 @@ def load_class(kind: str) -> Any:
 
 
 def run(job: dict[str, Any], pipe: BinaryIO) -> None:
-    """Build the job's source, then run its plan or answer its question, writing messages to the pipe."""
+    """Build the job's source, then run or trace its plan or answer its question, writing messages to the pipe."""
     source_class = load_class(job["kind"])
     if "question" in job:
-        answer = source_class.answer(job["question"], job["spec"])
+        answer = source_class.answer(job["question"], job["spec"], _reporter(pipe))
         write_frame(pipe, {"type": "answer"}, encode_json(answer))
         write_frame(pipe, {"type": "done"}, encode_json({}))
         return
     source = source_class(threads=job["threads"], **job["spec"])
+    if "trace" in job:
+        write_frame(pipe, {"type": "answer"}, encode_json(_trace(source, plain_plan(job["plan"]), **job["trace"])))
+        write_frame(pipe, {"type": "done"}, encode_json({}))
+        return
     write_frame(pipe, {"type": "describe"}, encode_json(source.describe()))
-    _stream(source, _plan(job["plan"]), pipe)
+    _stream(source, plain_plan(job["plan"]), pipe)
     write_frame(pipe, {"type": "done"}, encode_json({"peak_memory_bytes": _peak_memory_bytes()}))
 
 
-def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
+def _trace(
+    source: Any, plan: PlainPlan, *, folder: str, layers: int, width: int, layer: int | None, kind: str | None
+) -> dict[str, Any] | None:
+    """Fill a trace and return its facts; None when the source shows nothing but logits."""
+    if not hasattr(source, "trace"):
+        return None
+    writer = TraceWriter(Path(folder), layers=layers, width=width, plan=plan)
+    source.trace(plan, writer, layer, kind)
+    return writer.finish()
+
+
+def _stream(source: Any, plan: PlainPlan, pipe: BinaryIO) -> None:
     total = sum(len(example.token_ids) for example in plan.examples)
-    reported = 0.0
-
-    def report(done: int, total: int, unit: str) -> None:
-        nonlocal reported
-        if time.monotonic() - reported > _PROGRESS_SECONDS or done == total:
-            reported = time.monotonic()
-            write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": unit})
-
+    report = _reporter(pipe)
     if hasattr(source, "on_progress"):  # it has work to do before its first logits, and tells of it
         source.on_progress = report
     done, blocks = 0, source.blocks(plan)
@@ -112,20 +106,24 @@ def _stream(source: Any, plan: JobPlan, pipe: BinaryIO) -> None:
         report(done, total, "positions")
 
 
+def _reporter(pipe: BinaryIO) -> Callable[[int, int, str], None]:
+    """Return a function that tells the parent of progress, a few times a second."""
+    reported = 0.0
+
+    def report(done: int, total: int, unit: str) -> None:
+        nonlocal reported
+        if time.monotonic() - reported > _PROGRESS_SECONDS or done == total:
+            reported = time.monotonic()
+            write_frame(pipe, {"type": "progress", "done": done, "total": total, "unit": unit})
+
+    return report
+
+
 def _asked() -> bool:
     """Wait until the parent asks for the next block; it asks by one byte, and its end is the end."""
     if not sys.stdin.buffer.read(1):
         raise BrokenPipeError
     return True
-
-
-def _plan(form: dict[str, Any]) -> JobPlan:
-    return JobPlan(
-        examples=tuple(
-            JobExample(name=item["name"], token_ids=tuple(item["token_ids"]), calls=tuple(item["calls"]))
-            for item in form["examples"]
-        )
-    )
 
 
 def _peak_memory_bytes() -> int:

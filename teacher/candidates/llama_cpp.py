@@ -17,9 +17,11 @@ from receipts.digest import sha256_file
 from receipts.errors import EngineFailedError, MissingFileError, PlanError
 from teacher.candidates.llama_abi import FLASH_ATTENTION, TYPES, load_library
 from teacher.candidates.llama_log import EngineLog
+from teacher.candidates.llama_trace import GraphTrace
 from teacher.candidates.llama_vocab import answer_tokenizer, load_model
 from teacher.frames import rows_per_frame
 from teacher.sources import LogitBlock, Plan
+from teacher.traces import TraceWriter
 
 _BLOCK = 256  # llama.cpp rounds the context up to a multiple of this
 
@@ -87,7 +89,7 @@ class LlamaCpp:
         self._context = self._start_context()
 
     @staticmethod
-    def answer(question: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
+    def answer(question: Mapping[str, Any], spec: Mapping[str, Any], _: Any) -> Any:
         """Answer a question about the embedded tokenizer; see `llama_vocab.answer_tokenizer`."""
         return answer_tokenizer(question, spec)
 
@@ -146,6 +148,21 @@ class LlamaCpp:
                 )
         if _stamp(self._path) != self._stamp:
             raise EngineFailedError(f"{self._path}: expected the same file after the run, got a changed one")
+
+    def trace(self, plan: Plan, writer: TraceWriter, layer: int | None, kind: str | None) -> None:
+        """Run the plan in a context of its own, and keep what the graph computes on the way.
+
+        Raises:
+            As `blocks`; EngineFailedError too when a result could not be read.
+        """
+        graph = GraphTrace(self._library, writer, writer.layers, layer, kind)
+        before, self._context = self._context, self._start_context(graph.reader.callback)
+        try:
+            for _ in self.blocks(plan):
+                graph.reader.raise_error()
+        finally:
+            self._library.call("llama_free", self._context)
+            self._context = before
 
     def _check(self, number: int, example: Any) -> None:
         limits = self._settings

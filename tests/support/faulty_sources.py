@@ -135,7 +135,7 @@ class BuiltReferences:
     """Builds the PyTorch reference of one folder after another in one process, as starting torch takes seconds."""
 
     @staticmethod
-    def answer(question, spec):
+    def answer(question, spec, on_progress):
         from teacher.reference import TransformersReference
 
         found = {}

@@ -9,6 +9,7 @@ from receipts.diagnosis import (
     Contrast,
     Culprit,
     Diagnosis,
+    EndError,
     LayerError,
     Localisation,
     OperationError,
@@ -98,7 +99,7 @@ def localisation(layers: int = 8) -> Localisation:
     operations = tuple(
         OperationError(
             layer=layer, operation=operation, weights=0.01 * (1 + index % 3), reachable=0.0 if index == 0 else 0.012,
-            engine=None if index % 5 == 4 else (0.3 if layer == WRONG_LAYER and index >= 9 else 1e-6),
+            engine=None if index % 5 == 4 else (0.3 if layer == WRONG_LAYER and index >= 9 else 1e-6), reference=None,
         )
         for layer in (2, WRONG_LAYER)
         for index, operation in enumerate(OPERATIONS)
@@ -112,8 +113,11 @@ def localisation(layers: int = 8) -> Localisation:
                 sentence="the engine's final norm is off by 0.2"),
     )  # fmt: skip
     return Localisation(
-        examples=("e0",), positions=4, embedding_weights=0.004, embedding_engine=0.0, final_engine=None, layers=errors,
-        operations=operations, culprits=culprits,
+        examples=("e0",), positions=4, layers=errors, operations=operations, culprits=culprits,
+        ends=(
+            EndError(place="embedding", weights=0.004, reachable=0.003, engine=0.0, reference=0.0),
+            EndError(place="final norm", weights=0.0, reachable=0.0, engine=None, reference=1e-7),
+        ),
     )  # fmt: skip
 
 

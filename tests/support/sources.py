@@ -23,7 +23,7 @@ class Source:
         return {"engine": "test", "threads": self.threads, "seen": seen}
 
     @staticmethod
-    def answer(question, spec):
+    def answer(question, spec, on_progress):
         return {"echo": question, "spec": spec}
 
     def blocks(self, plan):
