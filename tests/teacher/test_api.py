@@ -25,7 +25,7 @@ def run_block(code, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="needs the package xllamacpp (llama.cpp)")
 def test_five_lines_verify_a_file(tmp_path):
-    assert run_block(BLOCKS[0], tmp_path).startswith("PASS all 4 limits of policy q8_0")
+    assert run_block(BLOCKS[0], tmp_path).startswith("PASS all 7 limits of policy q8_0")
     assert (tmp_path / "api" / "verdict.json").is_file()
 
 

@@ -47,7 +47,8 @@ def test_an_f32_file_computes_what_pytorch_does(tiny, tiny_gguf, plan):
 def test_on_a_trained_model_the_f32_file_is_within_the_floor(golden, tmp_path):
     source = golden / "gguf" / "qwen35-tiny-BF16.gguf"
     widened = {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(source).tensors if t.tensor_type != F32}
-    path = edit_gguf(source, tmp_path / "m.gguf", metadata={"general.file_type": 0}, tensors=widened)
+    path = edit_gguf(source, tmp_path / "m.gguf", metadata={"general.file_type": 0}, tensors=widened,
+                     types=dict.fromkeys(widened, "F32"))  # fmt: skip
     ids = random_ids(128, 1995)
     plan = plan_of((ids, (128,)), (ids[:24], (1,) * 24))
     expected, _ = run(None, plan, kind="transformers", snapshot=str(golden / "qwen35-tiny"))
