@@ -171,15 +171,15 @@ class Arbitration:
 
     Attributes:
         positions: of the text.
-        teacher_kl_nats, reference_kl_nats: mean KLD of the definition against each.
+        teacher_kl_nats, reference_kl_nats: mean KLD of the definition against each; None where no row is finite.
         between_kl_nats: mean KLD of the teacher against PyTorch.
         sentence: which pair of the three agrees.
     """
 
     positions: int
-    teacher_kl_nats: float
-    reference_kl_nats: float
-    between_kl_nats: float
+    teacher_kl_nats: float | None
+    reference_kl_nats: float | None
+    between_kl_nats: float | None
     sentence: str
 
 

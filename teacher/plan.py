@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class Plan:
             source=self.source,
             call_shape=call_shape,
         )
+
+    def only(self, *indices: int) -> Plan:
+        """Return a plan of some of the examples, in the order given."""
+        return replace(self, examples=tuple(self.examples[index] for index in indices))
 
     def to_record(self) -> dict[str, Any]:
         """Return the receipt's form: ids and calls in full, texts by digest."""

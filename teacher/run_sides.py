@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from receipts.comparison import Comparison
@@ -34,6 +35,62 @@ class Side:
     kind: str
     spec: Mapping[str, Any]
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Who takes part in a verification; makes the sides.
+
+    Attributes:
+        snapshot: folder of the snapshot.
+        gguf: the file under audit.
+        plan: what a side runs unless it is told otherwise.
+        work: folder for what sides keep.
+        max_sequence_tokens, max_call_tokens: of everything that will run, so that one setting serves all.
+        teacher_kind, reference_kind, engine_kind: of `teacher.worker.SOURCES`, or `module:class`.
+        engine_settings: of the candidate's engine.
+    """
+
+    snapshot: Path
+    gguf: Path
+    plan: Plan
+    work: Path
+    max_sequence_tokens: int
+    max_call_tokens: int
+    teacher_kind: str
+    reference_kind: str
+    engine_kind: str
+    engine_settings: Mapping[str, Any]
+
+    def teacher(self, name: str = "teacher", *, plan: Plan | None = None, gguf: Path | None = None) -> Side:
+        """Return the teacher, or its math on a GGUF's weights; each name keeps its own hidden states."""
+        spec = {
+            "snapshot": str(self.snapshot),
+            "max_sequence_tokens": self.max_sequence_tokens,
+            "hidden": str(self.work / f"{name}.f32"),
+        }
+        return Side(name, self.teacher_kind, spec if gguf is None else {**spec, "gguf": str(gguf)}, plan or self.plan)
+
+    def reference(
+        self, name: str = "pytorch-f32", *, dtype: str = "float32", plan: Plan | None = None
+    ) -> Side:
+        """Return PyTorch on the snapshot."""
+        return Side(
+            name, self.reference_kind, {"snapshot": str(self.snapshot), "dtype": dtype}, plan or self.plan
+        )
+
+    def arbiter(self, name: str, *, plan: Plan) -> Side:
+        """Return the F64 definition on the snapshot."""
+        return Side(name, "arbiter", {"snapshot": str(self.snapshot)}, plan)
+
+    def engine(self, name: str = "candidate", *, plan: Plan | None = None, gguf: Path | None = None) -> Side:
+        """Return the candidate's engine on a GGUF."""
+        spec = {
+            "gguf": str(gguf or self.gguf),
+            "max_sequence_tokens": self.max_sequence_tokens,
+            "max_call_tokens": self.max_call_tokens,
+        }
+        return Side(name, self.engine_kind, {**spec, **self.engine_settings}, plan or self.plan)
 
 
 class Sides:

@@ -21,9 +21,9 @@ from receipts.cache_plan import MAX_SEQUENCE_TOKENS
 from receipts.canonical import canonical_bytes
 from receipts.chain import RunWriter
 from receipts.comparison import Comparison, TokenShare, Where, WorstPosition
-from receipts.diagnosis import Cells, Diagnosis
+from receipts.diagnosis import Diagnosis
 from receipts.digest import Digest, sha256_bytes, sha256_file
-from receipts.errors import DigestMismatchError, EngineMissingError, NonFiniteError, PlanError
+from receipts.errors import DigestMismatchError, EngineMissingError, PlanError
 from receipts.findings import Audit
 from receipts.report import Report
 from receipts.verdict import Verdict, decide
@@ -31,14 +31,14 @@ from teacher.audit.metadata import audit_metadata
 from teacher.audit.tensors import audit_file
 from teacher.call_shape import CallShape
 from teacher.compare.worst import WorstRow, WorstRows
-from teacher.diagnose.cells import measure_cells
+from teacher.diagnose.diagnosis import Diagnoser, Measured
 from teacher.gguf_file import GgufFile, read_gguf
 from teacher.gguf_match import verify_matches
 from teacher.json_file import parse_object
 from teacher.plan import Plan, load_plan
 from teacher.policies import find_policy
 from teacher.run_records import cache_record, calls_record, candidate_record, host_record, reference_record
-from teacher.run_sides import OnProgress, Side, Sides
+from teacher.run_sides import OnProgress, Roster, Sides
 from teacher.snapshot import Snapshot, hash_snapshot, read_snapshot
 from teacher.tokenizer import SnapshotTokenizer
 from teacher.tokenizer_parity import ParityResult, check_tokenizer
@@ -193,6 +193,7 @@ class _Run:
         self._sides = Sides(
             threads=options.threads, real_vocabulary=self._parity.real_vocabulary, on_progress=self._on_progress
         )
+        self._roster = self._make_roster(checked)
         self._worst = WorstRows(_WORST_POSITIONS, self._parity.real_vocabulary)
         total = sum(path.stat().st_size for path in checked.folder.iterdir() if path.is_file())
         self._snapshot = hash_snapshot(checked, self._counter("hash the snapshot", total))
@@ -246,40 +247,40 @@ class _Run:
 
     def measure_floor(self) -> None:
         """Run the teacher through its layers, and PyTorch beside it."""
-        self._floor = self._sides.compare(self._teacher(), self._reference("pytorch-f32", "float32"))
+        teacher, roster = self._roster.teacher(), self._roster
+        self._floor = self._sides.compare(teacher, roster.reference())
         if self._options.reference_bf16:
-            self._bf16 = self._sides.compare(self._teacher(), self._reference("pytorch-bf16", "bfloat16"))
+            self._bf16 = self._sides.compare(teacher, roster.reference("pytorch-bf16", dtype="bfloat16"))
 
     def measure_candidate(self) -> None:
         """Compare the candidate with the teacher, whose logits come from its kept hidden states."""
-        self._candidate = self._sides.compare(self._teacher(), self._engine("candidate"), worst=self._worst)
+        self._candidate = self._sides.compare(self._roster.teacher(), self._roster.engine(), worst=self._worst)
 
     def measure_spread(self) -> None:
         """Compare the candidate at other call shapes with itself, and its main run with its repetition."""
         for shape in self._spread_shapes:
-            other = self._engine(f"candidate {shape}", plan=self._plan.reshaped(shape))
-            self._spread.append(self._sides.compare(self._engine("candidate"), other))
+            other = self._roster.engine(f"candidate {shape}", plan=self._plan.reshaped(shape))
+            self._spread.append(self._sides.compare(self._roster.engine(), other))
 
     def diagnose(self) -> None:
         """Find out why the candidate differs."""
-        if self._options.diagnose:
-            self._diagnosis = Diagnosis(cells=self._measure_cells(), localisation=None, state=(), arbitration=None)
-
-    def _measure_cells(self) -> Cells | None:
-        plain = self._options.unquantized
-        try:
-            return measure_cells(
-                self._sides,
-                self._teacher(),
-                self._teacher("gguf weights", gguf=self._gguf),
-                self._engine("candidate"),
-                None if plain is None else self._engine("unquantized", gguf=plain),
+        if not self._options.diagnose:
+            return
+        diagnoser = Diagnoser(
+            Measured(
+                config=self._snapshot.config,
+                sides=self._sides,
+                roster=self._roster,
+                unquantized=self._options.unquantized,
                 floor=self._floor,
                 total=self._candidate,
+                floor_limit=self._policy.floor_max_kl_nats_mean,
+                threads=self._options.threads,
+                on_progress=self._on_progress,
             )
-        except (NonFiniteError, EngineMissingError) as error:
-            self._notes.append(f"the four cells were not measured: {error}")
-            return None
+        )
+        self._diagnosis = diagnoser.diagnose()
+        self._notes += diagnoser.notes
 
     def verify_unchanged(self) -> None:
         """Hash every input again.
@@ -349,27 +350,22 @@ class _Run:
         tokenizer = SnapshotTokenizer(self._snapshot.folder)
         return tuple(_decoded(row, self._plan, tokenizer) for row in self._worst.sorted())
 
-    def _teacher(self, name: str = "teacher", *, gguf: Path | None = None) -> Side:
-        spec = {
-            "snapshot": str(self._snapshot.folder),
-            "max_sequence_tokens": self._capacity,
-            "hidden": str(self._work / f"{name}.f32"),
-        }
-        return Side(name, self._options.teacher, spec if gguf is None else {**spec, "gguf": str(gguf)}, self._plan)
-
-    def _reference(self, name: str, dtype: str) -> Side:
-        spec = {"snapshot": str(self._snapshot.folder), "dtype": dtype}
-        return Side(name, self._options.reference, spec, self._plan)
-
-    def _engine(self, name: str, *, plan: Plan | None = None, gguf: Path | None = None) -> Side:
+    def _make_roster(self, checked: Snapshot) -> Roster:
         # One setting for all call shapes, so that the shape alone is what differs between them.
-        plans = (self._plan, *(self._plan.reshaped(shape) for shape in self._spread_shapes))
-        spec = {
-            "gguf": str(gguf or self._gguf),
-            "max_sequence_tokens": self._capacity,
-            "max_call_tokens": max(max(example.calls) for one in plans for example in one.examples),
-        }
-        return Side(name, self._options.engine, {**spec, **self._options.engine_settings}, plan or self._plan)
+        shapes = [*self._spread_shapes, *([CallShape.parse("prefill")] if self._options.diagnose else [])]
+        plans = (self._plan, *(self._plan.reshaped(shape) for shape in shapes))
+        return Roster(
+            snapshot=checked.folder,
+            gguf=self._gguf,
+            plan=self._plan,
+            work=self._work,
+            max_sequence_tokens=self._capacity,
+            max_call_tokens=max(max(example.calls) for plan in plans for example in plan.examples),
+            teacher_kind=self._options.teacher,
+            reference_kind=self._options.reference,
+            engine_kind=self._options.engine,
+            engine_settings=self._options.engine_settings,
+        )
 
     def _hash(self, path: Path, stage: str) -> tuple[Digest, int]:
         return sha256_file(path, self._counter(stage, path.stat().st_size))

@@ -28,6 +28,7 @@ from teacher.traces import TraceWriter
 SOURCES: dict[str, str] = {
     "teacher": "teacher.teacher_source:TeacherSource",
     "transformers": "teacher.reference:TransformersReference",
+    "arbiter": "teacher.arbiter_source:ArbiterSource",
     **CANDIDATES,
 }
 """Name of a source -> `module:class`. A kind written `module:class` is taken as it stands."""

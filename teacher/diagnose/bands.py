@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from receipts.diagnosis import Culprit, EndError, LayerError, OperationError
+from teacher.gguf_file import read_gguf
 
 # An importance matrix or another search may leave up to 2 dB more plain error than the type's own quantizer (the audit
 # allows 3 of its own kind); twice the error is the first that it does not explain.
@@ -41,6 +43,11 @@ def engine_band(types: Collection[str]) -> float:
         types: element types of the file's matrices.
     """
     return ENGINE_BAND_FLOAT if set(types) <= {"F32", "F16", "BF16"} else ENGINE_BAND_QUANTIZED
+
+
+def file_engine_band(path: Path) -> float:
+    """Return `engine_band` of a GGUF."""
+    return engine_band({tensor.type for tensor in read_gguf(path).tensors if len(tensor.shape) > 1})
 
 
 def find_culprits(

@@ -11,8 +11,7 @@ from receipts.comparison import Comparison
 from receipts.diagnosis import EndError, LayerError, Localisation, OperationError
 from receipts.plain import from_plain
 from teacher.config import ModelConfig
-from teacher.diagnose.bands import REFERENCE_BAND, engine_band, find_culprits
-from teacher.gguf_file import read_gguf
+from teacher.diagnose.bands import REFERENCE_BAND, file_engine_band, find_culprits
 from teacher.plan import Plan
 from teacher.run_sides import OnProgress, Side
 from teacher.sources import PlainExample, PlainPlan
@@ -22,7 +21,7 @@ _MOST_TOKENS = 512  # of all examples that are traced
 _LOOKED_INTO = 2  # layers out of band of each part whose operations are compared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Locating:
     """What a localisation needs.
 
@@ -88,7 +87,7 @@ def locate(
     answer = _ask(task, {"locate": question})
     ends = tuple(from_plain(EndError, form, "end") for form in answer["ends"])
     layers = tuple(from_plain(LayerError, form, "layer") for form in answer["layers"])
-    band = None if traces["candidate"] is None else engine_band(_matrix_types(task.gguf))
+    band = None if traces["candidate"] is None else file_engine_band(task.gguf)
     shown = {"engine": band, "reference": None if traces["reference"] is None else REFERENCE_BAND}
     culprits = find_culprits(ends, layers, (), **shown)
     operations: list[OperationError] = []
@@ -139,10 +138,6 @@ def _ask(task: Locating, question: Mapping[str, Any]) -> Any:
         task.on_progress(f"locate: {progress.unit}", progress.done, progress.total)
 
     return ask_source(task.teacher.kind, task.teacher.spec, question, threads=task.threads, on_progress=report)
-
-
-def _matrix_types(path: Path) -> set[str]:
-    return {tensor.type for tensor in read_gguf(path).tensors if len(tensor.shape) > 1}
 
 
 def _worst_example(plan: Plan, candidate: Comparison) -> list[int]:
