@@ -155,6 +155,7 @@ class Localisation:
         layers: one for each layer.
         operations: of the layers that were looked into.
         culprits: where something is out of its band, in order of the model.
+        rounding: sides whose residual stream holds values of a narrower type alone, as sentences.
     """
 
     examples: tuple[str, ...]
@@ -163,6 +164,7 @@ class Localisation:
     layers: tuple[LayerError, ...]
     operations: tuple[OperationError, ...]
     culprits: tuple[Culprit, ...]
+    rounding: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ class Diagnosis:
     def sentences(self) -> tuple[str, ...]:
         """Everything it says, as sentences; of many layers out of the same band the first alone."""
         found = [] if self.arbitration is None else [self.arbitration.sentence]
+        found += () if self.localisation is None else self.localisation.rounding
         culprits = () if self.localisation is None else self.localisation.culprits
         for part in PARTS:
             of_part = [culprit for culprit in culprits if culprit.part == part]

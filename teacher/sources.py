@@ -83,7 +83,7 @@ class LogitSource(Protocol):
     `on_progress(done, total, unit)`, which is set to a function that tells the user. One that can show its residual
     stream has `trace(plan, writer, layer, kind)`: it runs the plan and gives a `teacher.traces.TraceWriter` the stream
     after every layer and, of the one layer of a kind ("linear_attention", "full_attention"), its operations by the
-    names that `teacher.blocks` gives them; None for both asks for none.
+    names that `teacher.blocks` gives them, value heads in the file's order; None for both asks for none.
 
     Blocks arrive in order of example, call and position and cover every position exactly once. Each example
     starts from an empty cache. A source raises EngineFailedError when it cannot go on.

@@ -106,6 +106,17 @@ class Trace:
         """Return the stream after a layer, [tokens, D]; -1 is the embedding."""
         return np.array(self._residual[layer + 1])
 
+    def narrowest(self) -> str | None:
+        """Return the type narrower than float32 that holds every value of the stream behind the first layer's input.
+
+        A value is 24 bits wide; that all of them end in 13 or 16 zeros is no accident.
+        """
+        layers = [array.view(np.uint32) for array in self._residual[1:]]
+        for name, low in (("bfloat16", 0xFFFF), ("float16 or TF32", 0x1FFF)):
+            if layers and not any(np.any(bits & np.uint32(low)) for bits in layers):
+                return name
+        return None
+
     def final_norm(self) -> F32:
         """Return the final norm's result, [tokens, D]."""
         return np.array(self._final)

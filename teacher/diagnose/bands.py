@@ -23,11 +23,9 @@ ENGINE_BAND_FLOAT = 0.03
 
 
 _WORDS = {
-    "weights": "the file's weights err by {error} of what {place} adds, where its types allow {band}",
-    "engine": "the engine errs by {error} of what {place} adds, on the same weights and input, where rounding explains"
-    " {band}",
-    "reference": "PyTorch and the teacher differ by {error} of what {place} adds, on the same weights and input, where"
-    " rounding explains {band}",
+    "weights": ("the file's weights", ", where their types allow {band}"),
+    "engine": ("the engine", ", on the same weights and input, where rounding explains {band}"),
+    "reference": ("PyTorch against the teacher", ", on the same weights and input, where rounding explains {band}"),
 }
 
 
@@ -70,10 +68,10 @@ def find_culprits(
     def add(part: str, place: str, layer: int | None, operation: str | None, error: float | None, band: float) -> bool:
         if error is not None and error <= band:
             return False
+        subject, ending = _WORDS[part]
+        amount = "values that are not finite" if error is None else f"an error of {error:.2g} of what it adds"
         within = f", first in its {operation}" if operation is not None and layer is not None else ""
-        shown = "an amount that is not finite" if error is None else f"{error:.2g}"
-        words = _WORDS[part].format(error=shown, place=place, band=f"{band:.2g}")
-        sentence = f"{place}: {words}{within}"
+        sentence = f"{place}: {subject}: {amount}{ending.format(band=f'{band:.2g}')}{within}"
         found.append(
             Culprit(part=part, layer=layer, operation=operation, error=error, band=band, sentence=sentence)
         )
@@ -89,7 +87,8 @@ def find_culprits(
     def first_operation(part: str, layer: int) -> str | None:
         for one in operations:
             error, band = bands(one)[part]
-            if one.layer == layer and error is not None and error > band:
+            # Weights are always shown, so what is missing there is not finite.
+            if one.layer == layer and (part == "weights" if error is None else error > band):
                 return one.operation
         return None
 
@@ -104,15 +103,15 @@ def find_culprits(
             "reference": (layer.alone_reference, reference or 0.0),
         }
         for part in parts:
-            # Once a stream is not finite, nothing behind it can be judged.
-            if part in broken:
+            # Once a stream is not finite, nothing behind it can be judged; nor an engine by weights that lead there.
+            if part in broken or (part == "engine" and "weights" in broken):
                 continue
             name = f"layer {layer.layer} ({layer.kind.replace('_', ' ')})"
             add(part, name, layer.layer, first_operation(part, layer.layer), *errors[part])
             if errors[part][0] is None:
                 broken.add(part)
     for part in parts:
-        if part not in broken:
+        if not broken & {part, "weights"}:
             add(part, "the final norm", None, "final norm", *bands(by_place["final norm"])[part])
     return tuple(found)
 

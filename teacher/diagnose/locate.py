@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from teacher.plan import Plan
 from teacher.run_sides import OnProgress, Side
 from teacher.sources import PlainExample, PlainPlan
 from teacher.streams import Progress, ask_source, trace_source
+from teacher.traces import Trace
 
 _MOST_TOKENS = 512  # of all examples that are traced
 _LOOKED_INTO = 2  # layers out of band of each part whose operations are compared
@@ -107,7 +108,20 @@ def locate(
         layers=layers,
         operations=tuple(operations),
         culprits=find_culprits(ends, layers, operations, **shown),
+        rounding=tuple(_rounding({**traces, "teacher": {"folder": str(folder), "facts": answer["teacher"]}})),
     )
+
+
+def _rounding(traces: Mapping[str, Mapping[str, Any] | None]) -> Iterator[str]:
+    """Yield a sentence for each side whose stream is rounded to a narrower type."""
+    names = {"teacher": "the teacher", "reference": "PyTorch", "candidate": "the engine"}
+    for name, form in traces.items():
+        kind = None if form is None else Trace(Path(form["folder"]), form["facts"]).narrowest()
+        if kind is not None:
+            yield (
+                f"{names[name]}: its residual stream holds {kind} values alone after every layer, where float32 is"
+                " expected"
+            )
 
 
 def _layers_of(culprits: Sequence[Any]) -> dict[int, set[str]]:

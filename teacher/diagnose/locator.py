@@ -33,8 +33,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Taps = dict[str, F32]
 
-# GGUF tensor whose value-head order an operation's result has in the engine.
-_ORDERED = {
+ENGINE_ORDER = {
     "query, key and value projection": "attn_qkv",
     "convolution": "attn_qkv",
     "decay": "ssm_alpha",
@@ -43,6 +42,7 @@ _ORDERED = {
     "gate projection": "attn_gate",
     "gated norm": "attn_gate",
 }
+"""An operation -> the GGUF tensor whose order of value heads its result has in an engine's trace."""
 
 
 class Locator:
@@ -122,7 +122,7 @@ class Locator:
                     operation=name,
                     weights=rms(relative(weights[name], exact[name])),
                     reachable=rms(relative(reachable[name], exact[name])),
-                    engine=_shown(self._candidate, name, engine, orders.get(_ORDERED.get(name, ""))),
+                    engine=_shown(self._candidate, name, engine, orders.get(ENGINE_ORDER.get(name, ""))),
                     reference=_shown(self._reference, name, reference, None),
                 )
             )

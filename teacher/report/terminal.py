@@ -44,6 +44,13 @@ def _print_causes(report: Report, console: Console) -> None:
             console.print(Text(f"{contrast.name}: {contrast.sentence}"), style="" if contrast.above_floor else "dim")
     for sentence in found.sentences:
         console.print(Text(sentence), style="bold red")
+    located = found.localisation
+    if located is not None and not located.culprits:
+        text = (
+            f"layers: embedding, {len(located.layers)} layers and final norm are within their bands, each judged alone"
+            f" on {located.positions} positions"
+        )
+        console.print(Text(text))
 
 
 def measured_table(report: Report) -> Table:

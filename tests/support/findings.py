@@ -113,7 +113,7 @@ def localisation(layers: int = 8) -> Localisation:
                 sentence="the engine's final norm is off by 0.2"),
     )  # fmt: skip
     return Localisation(
-        examples=("e0",), positions=4, layers=errors, operations=operations, culprits=culprits,
+        examples=("e0",), positions=4, layers=errors, operations=operations, culprits=culprits, rounding=(),
         ends=(
             EndError(place="embedding", weights=0.004, reachable=0.003, engine=0.0, reference=0.0),
             EndError(place="final norm", weights=0.0, reachable=0.0, engine=None, reference=1e-7),
