@@ -6,12 +6,13 @@ GOLDEN := golden/gguf
 DEMO := demo-run
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-fault test lint bench golden clean
+.PHONY: help install demo demo-fault test lint faults bench golden clean
 
 help:
 	@echo "make demo        verify the shipped Q8_0 file against its BF16 source: a table and a verdict"
 	@echo "make demo-fault  the same on a file with one negated tensor: FAIL, exit code 4"
 	@echo "make test        lint, types and all tests"
+	@echo "make faults      every planted fault: caught, localised, named; and clean files of every type"
 	@echo "make bench       speed and memory, as ratios to peers measured in the same run"
 	@echo "make golden      make the shipped model again (golden/README.md says what that needs)"
 
@@ -39,6 +40,9 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest -q
+
+faults: install
+	$(BIN)/python ci/faults.py
 
 bench: install
 	$(BIN)/python ci/bench/prefill.py

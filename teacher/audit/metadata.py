@@ -11,6 +11,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+import numpy as np
 from gguf import TokenType
 
 from receipts.findings import MetadataFinding
@@ -52,7 +53,8 @@ def _finding(gguf: GgufFile, key: str, kind: str, expected: object, actual: obje
 def _shown(value: object) -> str:
     if value is None:
         return "none"
-    return f"{value:.9g}" if isinstance(value, float) else short(value)
+    # A GGUF holds F32 numbers; their shortest form is what a person typed.
+    return f"{float(str(np.float32(value))):.9g}" if isinstance(value, float) else short(value)
 
 
 def _constants(gguf: GgufFile, config: ModelConfig) -> Iterator[MetadataFinding]:

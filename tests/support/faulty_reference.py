@@ -15,4 +15,4 @@ class PatchedPyTorch(TransformersReference):
         for name, parameter in self._model.named_parameters():
             if name.endswith("layers.3.self_attn.k_norm.weight"):
                 with torch.no_grad():
-                    parameter -= 1.0
+                    parameter.sub_(1.0)
