@@ -358,14 +358,13 @@ def trace_source(
 
     Args:
         kind, spec, plan, threads: as `run_source`.
-        folder: a new folder for the trace.
+        folder: an empty folder for the trace.
         layers, width: decoder layers, and D.
         layer, layer_kind: the layer whose operations are kept too, and what it is.
 
     Raises:
         PlanError, HarnessError: as `run_source`.
     """
-    folder.mkdir()
     trace = {"folder": str(folder), "layers": layers, "width": width, "layer": layer, "kind": layer_kind}
     with SourceRun({**_job(kind, spec, plan, threads), "trace": trace}, env=None) as run:
         facts = run.answer()

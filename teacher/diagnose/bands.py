@@ -59,7 +59,7 @@ def find_culprits(
     """Return everything that is out of its band, in order of the model.
 
     Args:
-        ends, layers, operations: what was measured.
+        ends, layers, operations: what was measured; any may be empty.
         engine, reference: bands of engine and PyTorch; None for one that shows no layers.
     """
     found: list[Culprit] = []
@@ -93,7 +93,7 @@ def find_culprits(
         return None
 
     by_place = {end.place: end for end in ends}
-    for part in parts:
+    for part in parts if "embedding" in by_place else ():
         add(part, "the embedding", None, "embedding", *bands(by_place["embedding"])[part])
     broken: set[str] = set()
     for layer in layers:
@@ -110,7 +110,7 @@ def find_culprits(
             add(part, name, layer.layer, first_operation(part, layer.layer), *errors[part])
             if errors[part][0] is None:
                 broken.add(part)
-    for part in parts:
+    for part in parts if "final norm" in by_place else ():
         if not broken & {part, "weights"}:
             add(part, "the final norm", None, "final norm", *bands(by_place["final norm"])[part])
     return tuple(found)

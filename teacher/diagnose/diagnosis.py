@@ -14,7 +14,7 @@ from teacher.config import ModelConfig
 from teacher.diagnose.arbitrate import arbitrate, disagrees
 from teacher.diagnose.bands import carried_state, file_engine_band
 from teacher.diagnose.cells import measure_cells
-from teacher.diagnose.locate import Locating, choose_examples, locate
+from teacher.diagnose.locate import choose_examples, locate
 from teacher.diagnose.state import examine_state
 from teacher.run_sides import OnProgress, Roster, Sides
 
@@ -92,18 +92,8 @@ class Diagnoser:
 
     def _locate(self, cells: Cells | None) -> Localisation:
         m, roster = self._measured, self._measured.roster
-        task = Locating(
-            config=m.config,
-            gguf=roster.gguf,
-            teacher=roster.teacher(),
-            candidate=roster.engine(),
-            reference=roster.reference(),
-            folder=roster.work,
-            threads=m.threads,
-            max_sequence_tokens=roster.max_sequence_tokens,
-            on_progress=m.on_progress,
-        )
-        return locate(task, choose_examples(roster.plan, m.total if cells is None else cells.engine))
+        traced = choose_examples(roster.plan, m.total if cells is None else cells.engine)
+        return locate(roster, traced, config=m.config, threads=m.threads, on_progress=m.on_progress)
 
     def _state(self, cells: Cells | None, localisation: Localisation | None) -> tuple[str, ...]:
         m, roster = self._measured, self._measured.roster

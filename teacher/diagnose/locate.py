@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from receipts.comparison import Comparison
-from receipts.diagnosis import EndError, LayerError, Localisation, OperationError
+from receipts.diagnosis import Culprit, EndError, LayerError, Localisation, OperationError
+from receipts.errors import InputError
 from receipts.plain import from_plain
 from teacher.config import ModelConfig
 from teacher.diagnose.bands import REFERENCE_BAND, file_engine_band, find_culprits
 from teacher.plan import Plan
-from teacher.run_sides import OnProgress, Side
+from teacher.run_sides import OnProgress, Roster
 from teacher.sources import PlainExample, PlainPlan
 from teacher.streams import Progress, ask_source, trace_source
 from teacher.traces import Trace
 
 _MOST_TOKENS = 512  # of all examples that are traced
 _LOOKED_INTO = 2  # layers out of band of each part whose operations are compared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Locating:
-    """What a localisation needs.
-
-    Attributes:
-        config: of the snapshot.
-        gguf: the file.
-        teacher: kind and settings of the teacher ("snapshot").
-        candidate, reference: what is traced beside it.
-        folder: for traces; it grows with layers times tokens.
-        threads: of each engine.
-        max_sequence_tokens: capacity of the cache.
-    """
-
-    config: ModelConfig
-    gguf: Path
-    teacher: Side
-    candidate: Side
-    reference: Side
-    folder: Path
-    threads: int
-    max_sequence_tokens: int
-    on_progress: OnProgress
 
 
 def choose_examples(plan: Plan, candidate: Comparison | None) -> PlainPlan:
@@ -61,55 +36,117 @@ def choose_examples(plan: Plan, candidate: Comparison | None) -> PlainPlan:
 
 
 def locate(
-    task: Locating, plan: PlainPlan, *, only_layer: int | None = None
+    roster: Roster,
+    plan: PlainPlan,
+    *,
+    config: ModelConfig,
+    threads: int,
+    on_progress: OnProgress,
+    only_layer: int | None = None,
 ) -> Localisation:
     """Compare residual streams layer by layer.
 
     Args:
-        task: the sides and where they work.
+        roster: who takes part; its `work` holds the traces, which grow with layers times tokens.
         plan: what is traced.
-        only_layer: look into this layer's operations, whether or not it is out of its band.
+        config: of the snapshot.
+        threads: of each engine.
+        on_progress: told what is being done.
+        only_layer: run this layer alone in teacher math, on the stream that PyTorch has before it, and show its
+            operations whether or not it is out of its band; ends and the other layers are left out.
 
     Raises:
         EngineError: a side failed; EngineMissingError: no llama.cpp package is installed.
+        InputError: one layer is asked for, and neither PyTorch nor the engine shows its stream.
     """
-    sides = {"candidate": task.candidate, "reference": task.reference}
-    traces: dict[str, Mapping[str, Any] | None] = {}
-    for name, side in sides.items():
-        task.on_progress(f"trace {side.name}", 0, 1)
-        traces[name] = _trace(task, side, plan, task.folder / f"trace-{name}", None)
-        task.on_progress(f"trace {side.name}", 1, 1)
-    folder = task.folder / "trace-teacher"
-    folder.mkdir()
-    question = {
-        "plan": _form(plan), "gguf": str(task.gguf), "max_sequence_tokens": task.max_sequence_tokens,
-        "folder": str(folder), **traces,
-    }  # fmt: skip
-    answer = _ask(task, {"locate": question})
-    ends = tuple(from_plain(EndError, form, "end") for form in answer["ends"])
-    layers = tuple(from_plain(LayerError, form, "layer") for form in answer["layers"])
-    band = None if traces["candidate"] is None else file_engine_band(task.gguf)
-    shown = {"engine": band, "reference": None if traces["reference"] is None else REFERENCE_BAND}
-    culprits = find_culprits(ends, layers, (), **shown)
-    operations: list[OperationError] = []
-    wanted = _layers_of(culprits) if only_layer is None else {only_layer: set(sides)}
-    for layer, names in wanted.items():
-        inner = dict(question)
-        for name, side in sides.items():
-            inner[name] = None
-            if name in names and traces[name] is not None:
-                inner[name] = _trace(task, side, plan, task.folder / f"trace-{name}-{layer}", layer)
-        form = _ask(task, {"operations": {**inner, "layer": layer, "facts": answer["teacher"]}})
-        operations += [from_plain(OperationError, one, "operation") for one in form]
-    return Localisation(
-        examples=tuple(example.name for example in plan.examples),
-        positions=sum(len(example.token_ids) for example in plan.examples),
-        ends=ends,
-        layers=layers,
-        operations=tuple(operations),
-        culprits=find_culprits(ends, layers, operations, **shown),
-        rounding=tuple(_rounding({**traces, "teacher": {"folder": str(folder), "facts": answer["teacher"]}})),
-    )
+    return _Localiser(roster, plan, config, threads, on_progress).locate(only_layer)
+
+
+class _Localiser:
+    """The steps of `locate`."""
+
+    def __init__(
+        self, roster: Roster, plan: PlainPlan, config: ModelConfig, threads: int, on_progress: OnProgress
+    ) -> None:
+        self._roster, self._plan, self._config = roster, plan, config
+        self._threads, self._on_progress = threads, on_progress
+        self._sides = {"candidate": roster.engine(), "reference": roster.reference()}
+        self._teacher = roster.teacher()
+
+    def locate(self, only_layer: int | None) -> Localisation:
+        traces = {name: self._trace(name, only_layer) for name in self._sides}
+        question = {
+            "plan": _form(self._plan), "gguf": str(self._roster.gguf), "folder": str(self._new_folder("teacher")),
+            "max_sequence_tokens": self._roster.max_sequence_tokens, **traces,
+        }  # fmt: skip
+        if only_layer is not None and not any(traces.values()):
+            raise InputError(f"layer {only_layer}: expected PyTorch or the engine to show its stream, got neither")
+        answer = self._ask({"locate": question, "layer": only_layer})
+        ends = tuple(from_plain(EndError, form, "end") for form in answer["ends"])
+        layers = tuple(from_plain(LayerError, form, "layer") for form in answer["layers"])
+        operations = [from_plain(OperationError, form, "operation") for form in answer["operations"]]
+        bands = {
+            "engine": None if traces["candidate"] is None else file_engine_band(self._roster.gguf),
+            "reference": None if traces["reference"] is None else REFERENCE_BAND,
+        }
+        rounding: tuple[str, ...] = ()
+        if only_layer is None:
+            teacher = {"folder": question["folder"], "facts": answer["teacher"]}
+            rounding = tuple(_rounding({**traces, "teacher": teacher}))
+            operations = self._look_into(find_culprits(ends, layers, (), **bands), question, traces, answer["teacher"])
+        return Localisation(
+            examples=tuple(example.name for example in self._plan.examples),
+            positions=sum(len(example.token_ids) for example in self._plan.examples),
+            ends=ends,
+            layers=layers,
+            operations=tuple(operations),
+            culprits=find_culprits(ends, layers, operations, **bands),
+            rounding=rounding,
+        )
+
+    def _look_into(
+        self,
+        culprits: Sequence[Culprit],
+        question: Mapping[str, Any],
+        traces: Mapping[str, Any],
+        teacher: Mapping[str, Any],
+    ) -> list[OperationError]:
+        """Trace the operations of the first layers out of band of each part."""
+        found: list[OperationError] = []
+        for layer, names in _layers_of(culprits).items():
+            inner = {
+                name: self._trace(name, layer) if name in names and traces[name] is not None else None
+                for name in self._sides
+            }
+            form = self._ask({"operations": {**question, **inner, "layer": layer, "facts": teacher}})
+            found += [from_plain(OperationError, one, "operation") for one in form]
+        return found
+
+    def _trace(self, name: str, layer: int | None) -> dict[str, Any] | None:
+        """Return folder and facts of a new trace, or None when the side shows nothing but logits."""
+        side = self._sides[name]
+        stage = f"trace {side.name}" if layer is None else f"trace {side.name}, layer {layer}"
+        self._on_progress(stage, 0, 1)
+        folder = self._new_folder(name if layer is None else f"{name}-{layer}")
+        trace = trace_source(
+            side.kind, side.spec, self._plan, folder, threads=self._threads, layers=self._config.num_hidden_layers,
+            width=self._config.hidden_size, layer=layer,
+            layer_kind=None if layer is None else self._config.layer_types[layer],
+        )  # fmt: skip
+        self._on_progress(stage, 1, 1)
+        return None if trace is None else {"folder": str(folder), "facts": trace.facts}
+
+    def _new_folder(self, name: str) -> Path:
+        folder = self._roster.work / f"trace-{name}"
+        folder.mkdir()
+        return folder
+
+    def _ask(self, question: Mapping[str, Any]) -> Any:
+        def report(progress: Progress) -> None:
+            self._on_progress(f"locate: {progress.unit}", progress.done, progress.total)
+
+        kind, spec = self._teacher.kind, self._teacher.spec
+        return ask_source(kind, spec, question, threads=self._threads, on_progress=report)
 
 
 def _rounding(traces: Mapping[str, Mapping[str, Any] | None]) -> Iterator[str]:
@@ -124,7 +161,7 @@ def _rounding(traces: Mapping[str, Mapping[str, Any] | None]) -> Iterator[str]:
             )
 
 
-def _layers_of(culprits: Sequence[Any]) -> dict[int, set[str]]:
+def _layers_of(culprits: Sequence[Culprit]) -> dict[int, set[str]]:
     """Return layer -> sides to trace there, for the first layers out of band of each part."""
     traced = {"weights": set(), "engine": {"candidate"}, "reference": {"reference"}}
     wanted: dict[int, set[str]] = {}
@@ -133,25 +170,6 @@ def _layers_of(culprits: Sequence[Any]) -> dict[int, set[str]]:
         for layer in layers[:_LOOKED_INTO]:
             wanted.setdefault(layer, set()).update(names)
     return dict(sorted(wanted.items()))
-
-
-def _trace(
-    task: Locating, side: Side, plan: PlainPlan, folder: Path, layer: int | None
-) -> dict[str, Any] | None:
-    """Return folder and facts of a new trace, or None when the side shows nothing but logits."""
-    trace = trace_source(
-        side.kind, side.spec, plan, folder, threads=task.threads, layers=task.config.num_hidden_layers,
-        width=task.config.hidden_size, layer=layer,
-        layer_kind=None if layer is None else task.config.layer_types[layer],
-    )  # fmt: skip
-    return None if trace is None else {"folder": str(folder), "facts": trace.facts}
-
-
-def _ask(task: Locating, question: Mapping[str, Any]) -> Any:
-    def report(progress: Progress) -> None:
-        task.on_progress(f"locate: {progress.unit}", progress.done, progress.total)
-
-    return ask_source(task.teacher.kind, task.teacher.spec, question, threads=task.threads, on_progress=report)
 
 
 def _worst_example(plan: Plan, candidate: Comparison) -> list[int]:

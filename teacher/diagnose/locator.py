@@ -8,7 +8,7 @@ made and not where it ends up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Locator:
         self._first_calls = np.concatenate(first_calls)
 
     def locate(self, on_layer: Callable[[int, int, str], Any]) -> dict[str, Any]:
-        """Return {"ends": [EndError], "layers": [LayerError], "teacher": facts of the teacher's trace}, plain."""
+        """Return {"ends": [EndError], "layers": [LayerError], "operations": [], "teacher": facts of its trace}."""
         layers = self._config.num_hidden_layers
         writer = TraceWriter(self._folder, layers=layers, width=self._config.hidden_size, plan=self._plan)
         x = _embed(self._source, self._ids)
@@ -94,7 +94,16 @@ class Locator:
         normed = self._normed(self._source, x)
         writer.final_norm(0, normed)
         ends = [asdict(embedding), asdict(self._final(x, normed))]
-        return {"ends": ends, "layers": found, "teacher": writer.finish()}
+        return {"ends": ends, "layers": found, "operations": [], "teacher": writer.finish()}
+
+    def locate_alone(self, layer: int) -> dict[str, Any]:
+        """Return the same of one layer and its operations, on a stream that another side has before it."""
+        shown = self._reference or self._candidate
+        assert shown is not None
+        x = shown.residual(layer - 1)
+        error, _, _ = self._layer(layer, x, x)
+        alone = replace(error, reference=None, weights=None, candidate=None)  # errors of a stream need all layers
+        return {"ends": [], "layers": [asdict(alone)], "operations": self._operations(layer, x), "teacher": None}
 
     def operations(self, layer: int, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the OperationErrors of one layer, plain; its streams come from the traces.
@@ -103,8 +112,10 @@ class Locator:
             layer: index.
             facts: of the teacher's trace.
         """
+        return self._operations(layer, Trace(self._folder, facts).residual(layer - 1))
+
+    def _operations(self, layer: int, x: F32) -> list[dict[str, Any]]:
         before = layer - 1
-        x = Trace(self._folder, facts).residual(before)
         exact, weights, reachable = (
             self._taps(weights, layer, x) for weights in (self._source, self._gguf, self._honest)
         )
@@ -214,9 +225,11 @@ class Locator:
 def answer(
     question: Mapping[str, Any], spec: Mapping[str, Any], on_progress: Callable[[int, int, str], Any]
 ) -> Any:
-    """Answer {"locate": ...}, or {"operations": ...} with a "layer" and the teacher's "facts" in it."""
+    """Answer {"locate": ..., "layer": one layer alone, or None}, or {"operations": ...} of a "layer" and "facts"."""
     if "locate" in question:
-        return Locator(question["locate"], spec).locate(on_progress)
+        locator = Locator(question["locate"], spec)
+        only = question["layer"]
+        return locator.locate(on_progress) if only is None else locator.locate_alone(only)
     inner = question["operations"]
     return Locator(inner, spec).operations(inner["layer"], inner["facts"])
 
