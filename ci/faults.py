@@ -75,7 +75,7 @@ def show(rows, alarms, quiet, base):
         table.add_column(name)
     for row in rows:
         own = row["engines_own_kl_nats"]
-        seen = "not in both files"
+        seen = "-"
         if row["engines_own_sees"] is not None:
             amount = "no finite row, or refused" if own is None else f"{own:.2g} nats"
             seen = f"{amount}: {'seen' if row['engines_own_sees'] else 'not seen'}"

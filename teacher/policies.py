@@ -14,7 +14,7 @@ _FOLDERS = (
     Path(__file__).resolve().parents[1] / "ci" / "policies",
 )
 # general.file_type as llama.cpp numbers it.
-_BY_FILE_TYPE = {0: "f32", 1: "f32", 32: "f32", 7: "q8_0", 18: "q6_k", 15: "q4_k_m"}
+_BY_FILE_TYPE = {0: "f32", 1: "f32", 32: "f32", 7: "q8_0", 18: "q6_k", 15: "q4_k_m", 2: "q4_0"}
 
 
 def shipped_policies() -> dict[str, Path]:

@@ -9,6 +9,7 @@ import pytest
 
 from receipts.chain import verify_run
 from receipts.cli import main as receipts_main
+from receipts.digest import sha256_file
 from receipts.errors import DigestMismatchError, EngineFailedError
 from support.gguf_tools import edit_gguf, tensor_of
 from support.tiny_qwen35 import Sizes, write_gguf, write_snapshot
@@ -288,3 +289,40 @@ def test_an_input_that_changes_during_the_run_fails_it(snapshot, tiny_gguf, inpu
             options=Options(spread=(), threads=1), on_progress=meddle,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_a_report_explains_itself_in_four_cells_and_layers(run):
+    report = verify_run(run).report
+    diagnosis = report.diagnosis
+    cells = diagnosis.cells
+    assert (cells.weights.expected, cells.weights.actual) == ("teacher", "gguf weights")
+    assert (cells.engine.expected, cells.engine.actual) == ("gguf weights", "candidate")
+    # An F32 file holds the source's weights but for exp(A_log), which two libraries round otherwise.
+    assert 0 <= cells.weights.kl_nats.mean < 1e-10
+    assert cells.conversion is None
+    assert len(diagnosis.localisation.layers) == 4
+    assert diagnosis.sentences == ()
+    assert diagnosis.arbitration is None
+    assert report.worst[0].kl_nats == report.candidate.kl_nats.max
+
+
+def test_an_unquantized_file_is_the_fourth_cell_and_an_input(tiny, tiny_gguf, inputs, tmp_path, capsys):
+    name = "blk.1.ffn_down.weight"
+    changed = edit_gguf(tiny_gguf, tmp_path / "m-F32.gguf", tensors={name: tensor_of(tiny_gguf, name) * 1.01})
+    argv = arguments(tiny, changed, inputs, tmp_path / "run", "--unquantized", str(tiny_gguf), "--json")
+    main(argv)
+    form = json.loads(capsys.readouterr().out)
+    cells = form["report"]["diagnosis"]["cells"]
+    found = {one["name"]: one["kl_nats_mean"] for one in cells["contrasts"]}
+    assert list(found) == ["floor", "weights", "engine", "conversion", "total", "interaction"]
+    # The change stands in the file's weights alone; engine and conversion are llama.cpp on F32 with an F16 cache.
+    assert found["weights"] > 100 * found["conversion"]
+    assert abs(found["total"] - found["weights"]) < 0.1 * found["total"]
+    receipt = json.loads((tmp_path / "run" / "candidate.json").read_text())
+    assert receipt["unquantized"]["sha256"] == sha256_file(tiny_gguf)[0].hex
+
+
+def test_a_run_without_diagnosis_decides_only(tiny, tiny_gguf, inputs, tmp_path, capsys):
+    assert main(arguments(tiny, tiny_gguf, inputs, tmp_path / "run", "--no-diagnosis")) == 0
+    assert verify_run(tmp_path / "run").report.diagnosis is None
+    assert "layers:" not in capsys.readouterr().out
