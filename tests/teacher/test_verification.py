@@ -116,14 +116,6 @@ def test_the_five_lines_of_the_readme_work(tiny, tiny_gguf, inputs):
     assert verdict.status == "PASS"
 
 
-def negated(values):
-    return -values
-
-
-def rolled(values):
-    return np.roll(values, 1, axis=0)
-
-
 # Beside those of tests/faults, which run on the trained model.
 FAULTS = {
     "ssm_a exponentiated twice": ("blk.0.ssm_a", lambda v: -np.exp(v)),
