@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,19 @@ def _show(run: RunCheck) -> list[str]:
     ]
     sides = [report.floor, report.reference_bf16, report.candidate, *report.spread]
     lines += [_comparison_line(side) for side in sides if side is not None]
-    lines += ["", *(f"note: {note}" for note in report.notes), *_verdict_lines(run.verdict), ""]
+    lines += ["", *_causes(report), *(f"note: {note}" for note in report.notes), *_verdict_lines(run.verdict), ""]
     lines += [f"{digest}  {name}" for name, digest in sorted(run.digests.items())]
     return lines
+
+
+def _causes(report: Report) -> Iterator[str]:
+    """Yield what the audit and the diagnosis found."""
+    if report.audit is not None:
+        yield from report.audit.sentences
+    if report.diagnosis is not None:
+        cells = report.diagnosis.cells
+        yield from (f"{one.name}: {one.sentence}" for one in (() if cells is None else cells.contrasts))
+        yield from report.diagnosis.sentences
 
 
 def _comparison_line(found: Comparison) -> str:

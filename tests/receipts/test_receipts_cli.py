@@ -3,6 +3,7 @@ import json
 import pytest
 
 from receipts.cli import main
+from support.findings import audit, diagnosis
 from support.forgery import reseal
 from support.run_folder import POLICY, comparison, write_run
 
@@ -41,6 +42,15 @@ def test_show_prints_sides_checks_and_digests(run, capsys):
         assert part in out
     assert main(["show", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["receipts"]["verdict.json"]["status"] == "PASS"
+
+
+def test_show_prints_causes(tmp_path, capsys):
+    run = write_run(tmp_path / "run", changed={"audit": audit(), "diagnosis": diagnosis()})
+    assert main(["show", str(run)]) == 0
+    out = capsys.readouterr().out
+    for part in ("blk.5.ssm_a is wrong: the sign of A_log is lost", "weights: weights does something",
+                 "first in down_proj", "PyTorch is off"):  # fmt: skip
+        assert part in out
 
 
 @pytest.mark.parametrize(("limit", "code"), [(b"0.01", 0), (b"0.0001", 4), (b"0.00105", 3)])
