@@ -149,6 +149,7 @@ class Locator:
         alone_reference = None
         if reference is not None:
             alone_reference = rms(relative(reference[1], self._run(prepared, layer, reference[0]), reference[0]))
+        del prepared  # one layer's weights at a time
         prepared = self._prepare(self._gguf, layer)
         on_gguf = self._run(prepared, layer, x)
         free = self._run(prepared, layer, free)
