@@ -39,6 +39,7 @@ def render_junit(run: RunCheck) -> str:
         (policy, map(_check, run.verdict.checks)),
         (TestSuite("tensor audit"), _audited(report.audit)),
         (TestSuite("localisation"), _localised(report.diagnosis)),
+        (TestSuite("engines"), _engines(report.diagnosis)),
     ):
         suite.add_testcases(list(cases))
         document.append(suite)
@@ -105,3 +106,17 @@ def _localised(diagnosis: Diagnosis | None) -> Iterable[TestCase]:
         name = _OUTSIDE if layer is None else f"layer {layer:0{width}}"
         results = [_result(Failure, parts[layer], sentences[layer])] if layer in sentences else []
         yield _case(name, "layers", *results)
+
+
+def _engines(diagnosis: Diagnosis | None) -> Iterable[TestCase]:
+    """Yield a case for each finding on an engine as a whole."""
+    if diagnosis is None:
+        yield _case("engines", "engines", Skipped("the diagnosis was not asked for"))
+        return
+    found, decided = diagnosis.localisation, diagnosis.arbitration
+    for name, sentences in (
+        ("three-way check", [] if decided is None else [decided.sentence]),
+        ("streams in float32", [] if found is None else list(found.rounding)),
+        ("state between calls and examples", list(diagnosis.state)),
+    ):
+        yield _case(name, "engines", *([_result(Failure, "found", sentences)] if sentences else []))

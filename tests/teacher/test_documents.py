@@ -225,7 +225,7 @@ def test_a_chart_shows_a_strangers_label_as_text():
 
 
 def test_junit_has_a_case_for_each_check_tensor_and_layer(rich):
-    policy, tensors, layers = JUnitXml.fromstring(render_junit(rich))
+    policy, tensors, layers, engines = JUnitXml.fromstring(render_junit(rich))
     assert (policy.tests, policy.failures, policy.errors) == (6, 2, 0)
     found = rich.report.audit
     assert (tensors.tests, tensors.failures) == (len(found.tensors) + 3, 5)  # one wrong, one worse, two keys, a type
@@ -235,6 +235,9 @@ def test_junit_has_a_case_for_each_check_tensor_and_layer(rich):
     assert (layers.tests, layers.failures) == (9, 3)
     failed = {case.name: case.result[0].type for case in layers if case.result}
     assert failed == {"layer 2": "weights", f"layer {WRONG_LAYER}": "engine", "outside the layers": "engine"}
+    assert [(case.name, bool(case.result)) for case in engines] == [
+        ("three-way check", True), ("streams in float32", False), ("state between calls and examples", True)
+    ]  # fmt: skip
     assert {one.name: one.value for one in policy.properties()}["run_sha256"] == rich.run_sha256
 
 
@@ -254,8 +257,9 @@ def test_junit_tells_a_failure_from_what_could_not_be_decided(bare):
 
 
 def test_junit_skips_what_was_not_measured(bare):
-    _, tensors, layers = JUnitXml.fromstring(render_junit(bare))
-    for suite in (tensors, layers):
+    _, *suites = JUnitXml.fromstring(render_junit(bare))
+    assert len(suites) == 3
+    for suite in suites:
         assert (suite.tests, suite.skipped) == (1, 1)
         assert all(isinstance_any(case, Skipped) for case in suite)
 
