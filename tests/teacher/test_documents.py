@@ -29,7 +29,7 @@ from support.findings import (
     worst,
 )
 from support.run_folder import comparison, report, write_run
-from teacher.cli import _parser
+from teacher.cli import _parser, main
 from teacher.report import charts
 from teacher.report.documents import write_documents
 from teacher.report.html import render_html
@@ -333,6 +333,18 @@ def test_documents_are_written_and_named(tmp_path):
     assert paths["junit"].read_text("utf-8") == render_junit(run)
     assert paths["markdown"].read_text("utf-8") == render_markdown(run)
     assert write_documents(folder, html=None, junit=None, markdown=None) == ()
+
+
+def test_the_command_writes_what_is_asked_for_and_says_where(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", changed=everything())
+    page, summary = tmp_path / "it.html", tmp_path / "it.md"
+    assert main(["report", str(folder), "--html", str(page), "--markdown", str(summary)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(page), str(summary)]
+    assert page.read_text("utf-8") == render_html(verify_run(folder))
+    assert main(["report", str(folder), "--html", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"documents": [str(page)]}
+    assert main(["report", str(folder)]) == 2
+    assert "expected --html, --junit or --markdown with a file, got none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["run/report.html", "run/../run/report.html", "run/deep/report.html", "link/x"])
