@@ -48,6 +48,16 @@ class PlainPlan:
     examples: tuple[PlainExample, ...]
 
 
+def plan_form(plan: Plan) -> dict[str, Any]:
+    """Return the JSON object that `plain_plan` reads."""
+    return {
+        "examples": [
+            {"name": example.name, "token_ids": list(example.token_ids), "calls": list(example.calls)}
+            for example in plan.examples
+        ]
+    }
+
+
 def plain_plan(form: Mapping[str, Any]) -> PlainPlan:
     """Return the plan that a JSON object {"examples": [{"name", "token_ids", "calls"}]} holds."""
     return PlainPlan(

@@ -26,7 +26,7 @@ import numpy as np
 from receipts.errors import EngineFailedError, PlanError
 from teacher.alignment import check_coverage
 from teacher.frames import decode_error, decode_json, encode_json, read_frame
-from teacher.sources import LogitBlock, Plan
+from teacher.sources import LogitBlock, Plan, plan_form
 from teacher.traces import Trace
 
 # What a process needs to find its files, its user and a GPU; nothing here changes what an engine computes.
@@ -328,7 +328,6 @@ def run_source(
 
 def _job(kind: str, spec: Mapping[str, Any], plan: Plan, threads: int) -> dict[str, Any]:
     """Return a job for the worker, its plan checked."""
-    examples = []
     for number, example in enumerate(plan.examples):
         lengths = tuple(example.calls)
         if not lengths or min(lengths) < 1 or sum(lengths) != len(example.token_ids):
@@ -336,10 +335,9 @@ def _job(kind: str, spec: Mapping[str, Any], plan: Plan, threads: int) -> dict[s
                 f"example {number}: expected calls that cover {len(example.token_ids)} tokens, got {lengths}",
                 example=number,
             )
-        examples.append({"name": example.name, "token_ids": list(example.token_ids), "calls": list(lengths)})
-    if not examples:
+    if not plan.examples:
         raise PlanError("plan: expected at least one example, got none")
-    return {"kind": kind, "spec": dict(spec), "threads": threads, "plan": {"examples": examples}}
+    return {"kind": kind, "spec": dict(spec), "threads": threads, "plan": plan_form(plan)}
 
 
 def trace_source(

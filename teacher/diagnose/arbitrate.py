@@ -6,6 +6,7 @@ import math
 
 from receipts.comparison import Comparison
 from receipts.diagnosis import Arbitration
+from teacher.diagnose.examples import first_calls, nats, worst_example
 from teacher.plan import Example, Plan
 from teacher.run_sides import Roster, Sides
 
@@ -47,30 +48,21 @@ def _sentence(plan: Plan, teacher: float, reference: float, between: float, limi
     if not wrong and between <= limit:
         return f"three-way check: teacher, PyTorch and the F64 definition agree {place}, so they part further on"
     if len(wrong) != 1:
-        shown = " and ".join(f"{name} by {_nats(kl)}" for name, kl in off.items())
+        shown = " and ".join(f"{name} by {nats(kl)}" for name, kl in off.items())
         return f"three-way check: no two of teacher, PyTorch and the F64 definition agree {place}: {shown}"
     right = next(name for name in off if name not in wrong)
     return (
-        f"three-way check: {right} and the F64 definition agree {place} ({_nats(off[right])}), {wrong[0]} is off by"
-        f" {_nats(off[wrong[0]])}"
+        f"three-way check: {right} and the F64 definition agree {place} ({nats(off[right])}), {wrong[0]} is off by"
+        f" {nats(off[wrong[0]])}"
     )
 
 
 def _beginning(plan: Plan, floor: Comparison) -> Plan:
     """Return the first tokens of the example at which the floor is highest, with its calls."""
-    names = [example.name for example in plan.examples]
-    if floor.first_nonfinite is not None:
-        index = floor.first_nonfinite.example
-    else:
-        index = names.index(max(floor.by_example, key=lambda bucket: bucket.kl_nats_mean).label)
-    example = plan.only(index).examples[0]
-    calls, left = [], _TOKENS
-    for length in example.calls:
-        if left > 0:
-            calls.append(min(length, left))
-            left -= calls[-1]
+    example = plan.examples[worst_example(plan, floor) or 0]
+    calls = first_calls(example.calls, _TOKENS)
     cut = Example(
-        name=example.name, kind=example.kind, token_ids=example.token_ids[: sum(calls)], calls=tuple(calls), text=None
+        name=example.name, kind=example.kind, token_ids=example.token_ids[: sum(calls)], calls=calls, text=None
     )
     return Plan(examples=(cut,), source=None, call_shape=plan.call_shape)
 
@@ -81,7 +73,3 @@ def _known(found: Comparison) -> float | None:
 
 def _mean(found: Comparison) -> float:
     return math.inf if found.kl_nats is None or found.first_nonfinite is not None else found.kl_nats.mean
-
-
-def _nats(value: float) -> str:
-    return f"{value:.2g} nats" if math.isfinite(value) else "rows that are not finite"

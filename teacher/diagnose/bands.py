@@ -65,9 +65,9 @@ def find_culprits(
     found: list[Culprit] = []
     parts = ["weights", *(["engine"] if engine is not None else []), *(["reference"] if reference is not None else [])]
 
-    def add(part: str, place: str, layer: int | None, operation: str | None, error: float | None, band: float) -> bool:
+    def add(part: str, place: str, layer: int | None, operation: str | None, error: float | None, band: float) -> None:
         if error is not None and error <= band:
-            return False
+            return
         subject, ending = _WORDS[part]
         amount = "values that are not finite" if error is None else f"an error of {error:.2g} of what it adds"
         within = f", first in its {operation}" if operation is not None and layer is not None else ""
@@ -75,7 +75,6 @@ def find_culprits(
         found.append(
             Culprit(part=part, layer=layer, operation=operation, error=error, band=band, sentence=sentence)
         )
-        return True
 
     def bands(one: EndError | OperationError) -> dict[str, tuple[float | None, float]]:
         return {
@@ -118,11 +117,7 @@ def find_culprits(
 
 def carried_state(layers: Sequence[LayerError], engine: float) -> str | None:
     """Return a sentence when the engine errs only in calls that start from the state of earlier ones."""
-    later = [
-        layer
-        for layer in layers
-        if (layer.alone_engine_later_calls or 0.0) > engine and (layer.alone_engine_first_calls or 0.0) <= engine
-    ]
+    later = [layer for layer in layers if (layer.alone_engine_later_calls or 0.0) > engine]
     if not later or any((layer.alone_engine_first_calls or 0.0) > engine for layer in layers):
         return None
     numbers = ", ".join(str(layer.layer) for layer in later[:8])

@@ -12,9 +12,10 @@ from receipts.errors import InputError
 from receipts.plain import from_plain
 from teacher.config import ModelConfig
 from teacher.diagnose.bands import REFERENCE_BAND, file_engine_band, find_culprits
+from teacher.diagnose.examples import first_calls, worst_example
 from teacher.plan import Plan
 from teacher.run_sides import OnProgress, Roster
-from teacher.sources import PlainExample, PlainPlan
+from teacher.sources import PlainExample, PlainPlan, plan_form
 from teacher.streams import Progress, ask_source, trace_source
 from teacher.traces import Trace
 
@@ -29,8 +30,8 @@ def choose_examples(plan: Plan, candidate: Comparison | None) -> PlainPlan:
         plan: of the run.
         candidate: teacher against candidate; None takes the first two examples.
     """
-    chosen = [0, 1] if candidate is None else [0, *_worst_example(plan, candidate)]
-    indices = [index for index in dict.fromkeys(chosen) if index < len(plan.examples)]
+    second = 1 if candidate is None else worst_example(plan, candidate)
+    indices = [index for index in dict.fromkeys((0, second)) if index is not None and index < len(plan.examples)]
     room = _MOST_TOKENS // len(indices)
     return PlainPlan(examples=tuple(_cut(plan.examples[index], room) for index in indices))
 
@@ -76,7 +77,7 @@ class _Localiser:
     def locate(self, only_layer: int | None) -> Localisation:
         traces = {name: self._trace(name, only_layer) for name in self._sides}
         question = {
-            "plan": _form(self._plan), "gguf": str(self._roster.gguf), "folder": str(self._new_folder("teacher")),
+            "plan": plan_form(self._plan), "gguf": str(self._roster.gguf), "folder": str(self._new_folder("teacher")),
             "max_sequence_tokens": self._roster.max_sequence_tokens, **traces,
         }  # fmt: skip
         if only_layer is not None and not any(traces.values()):
@@ -172,29 +173,7 @@ def _layers_of(culprits: Sequence[Culprit]) -> dict[int, set[str]]:
     return dict(sorted(wanted.items()))
 
 
-def _worst_example(plan: Plan, candidate: Comparison) -> list[int]:
-    if candidate.first_nonfinite is not None:
-        return [candidate.first_nonfinite.example]
-    names = [example.name for example in plan.examples]
-    worst = max(candidate.by_example, key=lambda bucket: bucket.kl_nats_mean, default=None)
-    return [] if worst is None else [names.index(worst.label)]
-
-
 def _cut(example: Any, room: int) -> PlainExample:
     """Return the first tokens of an example, its last call cut where the room ends."""
-    calls: list[int] = []
-    for length in example.calls:
-        left = room - sum(calls)
-        if left <= 0:
-            break
-        calls.append(min(length, left))
-    return PlainExample(name=example.name, token_ids=tuple(example.token_ids[: sum(calls)]), calls=tuple(calls))
-
-
-def _form(plan: PlainPlan) -> dict[str, Any]:
-    return {
-        "examples": [
-            {"name": example.name, "token_ids": list(example.token_ids), "calls": list(example.calls)}
-            for example in plan.examples
-        ]
-    }
+    calls = first_calls(example.calls, room)
+    return PlainExample(name=example.name, token_ids=tuple(example.token_ids[: sum(calls)]), calls=calls)

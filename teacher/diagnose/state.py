@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from receipts.comparison import Comparison
 from teacher.call_shape import CallShape
+from teacher.diagnose.examples import nats
 from teacher.plan import Plan
 from teacher.run_sides import Side, Sides
 
@@ -45,15 +46,15 @@ def examine_state(
     behind = _of(within, example.name)
     if index and _exceeds(behind, alone):
         sentences.append(
-            f"state between examples: '{example.name}' is off by {_nats(behind)} behind the examples before it and by"
-            f" {_nats(alone)} alone in a fresh process: {_left_behind(plan, index, alone, measure)}"
+            f"state between examples: '{example.name}' is off by {nats(behind)} behind the examples before it and by"
+            f" {nats(alone)} alone in a fresh process: {_left_behind(plan, index, alone, measure)}"
         )
     if len(example.calls) > 1:
         once = measure("in one call", plan.only(index).reshaped(CallShape.parse("prefill")))
         if _exceeds(alone, once):
             sentences.append(
-                f"state between calls: '{example.name}' is off by {_nats(alone)} in its {len(example.calls)} calls and"
-                f" by {_nats(once)} in one: what the engine carries from call to call is wrong"
+                f"state between calls: '{example.name}' is off by {nats(alone)} in its {len(example.calls)} calls and"
+                f" by {nats(once)} in one: what the engine carries from call to call is wrong"
             )
     return tuple(sentences)
 
@@ -95,7 +96,3 @@ def _exceeds(value: float, least: float) -> bool:
 def _shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """Return how many tokens two sequences begin with alike."""
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-def _nats(value: float) -> str:
-    return f"{value:.2g} nats" if math.isfinite(value) else "rows that are not finite"

@@ -1,7 +1,7 @@
 """The fault matrix: each fault planted in a copy of the golden GGUF, in an engine, in the teacher or in PyTorch.
 
-A fault says what must come out: the verdict, where it is, and what caused it. `run` does what a user does: it verifies,
-with the four cells, the localisation and the state checks, on a plan short enough to run all of them.
+A fault says what must come out: the verdict, where it is, and what caused it. `run_fault` does what a user does: it
+verifies, with the four cells, the localisation and the state checks, on a plan short enough to run all of them.
 """
 
 from __future__ import annotations
@@ -250,30 +250,26 @@ def block(name: str, data: list[int]) -> Edit:
     return edit
 
 
-def from_source(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source of a GGUF tensor as it stands, and with the converter's arithmetic but not its order."""
-    snapshot = read_snapshot(SNAPSHOT)
-    mapping = next(one for one in map_tensors(snapshot.config) if one.name == name)
-    source = SourceTensor(snapshot, mapping.source)
-    expected = expected_rows(source, replace(mapping, rows=None, columns=None), EVERY)
-    return source.rows(EVERY), expected
-
-
-def raw(name: str) -> Edit:
-    """Write the source's values, in the converter's order, without the converter's arithmetic."""
+def remade(name: str, **left_out: Any) -> Edit:
+    """Write a tensor as the converter makes it of its source, but for the parts of its map that are replaced."""
 
     def change(values: np.ndarray) -> np.ndarray:
         snapshot = read_snapshot(SNAPSHOT)
         mapping = next(one for one in map_tensors(snapshot.config) if one.name == name)
-        plain = expected_rows(SourceTensor(snapshot, mapping.source), replace(mapping, function="plain"), EVERY)
-        return plain.reshape(values.shape)
+        source = SourceTensor(snapshot, mapping.source)
+        return expected_rows(source, replace(mapping, **left_out), EVERY).reshape(values.shape)
 
     return one(name, change)
 
 
+def raw(name: str) -> Edit:
+    """Write the source's values, in the converter's order, without the converter's arithmetic."""
+    return remade(name, function="plain")
+
+
 def unordered(name: str) -> Edit:
     """Write a tensor in the source's order of value heads."""
-    return one(name, lambda values: from_source(name)[1].reshape(values.shape))
+    return remade(name, rows=None, columns=None)
 
 
 def all_norms(values: Values) -> dict[str, np.ndarray]:
