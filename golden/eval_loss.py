@@ -1,6 +1,6 @@
 """Loss of a snapshot on held-out text, beside what the token counts alone would give.
 
-    python eval_loss.py qwen35-tiny
+python eval_loss.py qwen35-tiny
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from teacher.reference import build_model, read_text_config  # noqa: E402 - the project beside this folder
+from teacher.sides.reference import build_model, read_text_config  # noqa: E402 - the project beside this folder
 
 LIMIT = 1024  # tokens of one text
 

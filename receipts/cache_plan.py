@@ -154,9 +154,7 @@ class CacheReceipt:
         registry = values["device_registry_id"]
         if registry is not None:
             if not isinstance(registry, str) or not re.fullmatch(r"0|[1-9][0-9]{0,19}", registry):
-                raise ReceiptFormatError(
-                    f"cache receipt device_registry_id: expected decimal digits, got {registry!r}"
-                )
+                raise ReceiptFormatError(f"cache receipt device_registry_id: expected decimal digits, got {registry!r}")
             values["device_registry_id"] = int(registry)
         return CacheReceipt(**values)
 

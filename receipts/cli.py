@@ -78,9 +78,7 @@ def _run_decide(arguments: argparse.Namespace) -> int:
         raise InputError(f"{arguments.report}: expected a report, got '{error.strerror}'") from error
     form = parse_receipt(data, arguments.report.name)
     policy = Policy.load(arguments.policy)
-    verdict = decide(
-        Report.from_dict(form), policy, report_sha256=sha256_bytes(data).hex, policy_sha256=policy.sha256
-    )
+    verdict = decide(Report.from_dict(form), policy, report_sha256=sha256_bytes(data).hex, policy_sha256=policy.sha256)
     lines = [json.dumps(verdict.to_dict())] if arguments.json else map(_printable, _verdict_lines(verdict))
     print("\n".join(lines))
     return verdict.exit_code

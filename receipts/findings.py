@@ -81,9 +81,7 @@ class MetadataFinding:
 
     def __post_init__(self) -> None:
         if self.kind not in METADATA_KINDS:
-            raise ReceiptFormatError(
-                f"key {self.key}: expected one of {', '.join(METADATA_KINDS)}, got {self.kind!r}"
-            )
+            raise ReceiptFormatError(f"key {self.key}: expected one of {', '.join(METADATA_KINDS)}, got {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +152,7 @@ class Audit:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Everything that was found, the worst first."""
-        return tuple(
-            finding.sentence
-            for group in self._groups()
-            for finding in group
-        )
+        return tuple(finding.sentence for group in self._groups() for finding in group)
 
     @property
     def passed(self) -> bool:

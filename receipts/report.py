@@ -32,9 +32,7 @@ class TokenizerParity:
 
     def __post_init__(self) -> None:
         if self.status not in ("match", "differs", "not_checked"):
-            raise ReceiptFormatError(
-                f"tokenizer status: expected match, differs or not_checked, got {self.status!r}"
-            )
+            raise ReceiptFormatError(f"tokenizer status: expected match, differs or not_checked, got {self.status!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,9 +184,7 @@ def _arbitration(report: Report) -> str:
     return "" if found is None else f"; {found.sentence}"
 
 
-def _unmet(
-    quantity: str, bound: str, limit: float, value: float | None, outcome: str, sentence: str
-) -> Check:
+def _unmet(quantity: str, bound: str, limit: float, value: float | None, outcome: str, sentence: str) -> Check:
     return Check(
         quantity=quantity, bound=bound, limit=limit, value=value, floor=None, outcome=outcome, sentence=sentence
     )
@@ -230,9 +228,7 @@ def _first(report: Report, limit: Limit) -> str:
     return f"; {found[0].sentence}" if found else ""
 
 
-def _outcome(
-    report: Report, policy: Policy, limit: Limit, value: float | None, floor: float | None
-) -> tuple[str, str]:
+def _outcome(report: Report, policy: Policy, limit: Limit, value: float | None, floor: float | None) -> tuple[str, str]:
     if value is None:
         # Without one finite row the candidate has failed already, by its rows; here nothing can be said.
         return "inconclusive", ""

@@ -8,15 +8,15 @@
 Importing this module starts MLX; do not import torch in the same process, whose products MLX's BLAS would take over.
 """
 
-from teacher.cache import prepare_cache
-from teacher.call_shape import CallShape
+from teacher.backend.device import current_device
 from teacher.compare.sides import compare_sides as compare
-from teacher.device import current_device
-from teacher.plan import Example, Plan, load_plan
-from teacher.replay import Replay, replay
-from teacher.session import CallResult, Session
-from teacher.snapshot import VerifiedSnapshot, open_snapshot
-from teacher.streams import run_source
+from teacher.model.cache import prepare_cache
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Example, Plan, load_plan
+from teacher.process.streams import run_source
+from teacher.run.replay import Replay, replay
+from teacher.run.session import CallResult, Session
+from teacher.snapshot.folder import VerifiedSnapshot, open_snapshot
 from teacher.verification import Options, verify
 
 __all__ = [

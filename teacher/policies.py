@@ -6,7 +6,7 @@ from pathlib import Path
 
 from receipts.errors import PolicyError
 from receipts.policy import Policy
-from teacher.gguf_file import GgufFile
+from teacher.gguf.file import GgufFile
 
 # In an installed package the files lie inside it; in a source tree they lie where people edit them.
 _FOLDERS = (

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from teacher.run_sides import Sides
+from teacher.sides.roster import Sides
 
 
-def candidate_record(
-    files: Mapping[str, Mapping[str, Any]], engine: str, sides: Sides
-) -> dict[str, Any]:
+def candidate_record(files: Mapping[str, Mapping[str, Any]], engine: str, sides: Sides) -> dict[str, Any]:
     """Return candidate.json: the files, by their role, and what the engine says of itself."""
     return {
         "schema": "source-teacher/candidate/v1",

@@ -29,19 +29,19 @@ from receipts.report import Report
 from receipts.verdict import Verdict, decide
 from teacher.audit.metadata import audit_metadata
 from teacher.audit.tensors import audit_file
-from teacher.call_shape import CallShape
 from teacher.compare.worst import WorstRow, WorstRows
 from teacher.diagnose.diagnosis import Diagnoser, Measured
-from teacher.gguf_file import GgufFile, read_gguf
-from teacher.gguf_match import verify_matches
+from teacher.gguf.file import GgufFile, read_gguf
+from teacher.gguf.match import verify_matches
+from teacher.gguf.tokenizer_parity import ParityResult, check_tokenizer
 from teacher.json_file import parse_object
-from teacher.plan import Plan, load_plan
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Plan, load_plan
 from teacher.policies import find_policy
 from teacher.run_records import cache_record, calls_record, candidate_record, host_record, reference_record
-from teacher.run_sides import OnProgress, Roster, Sides
-from teacher.snapshot import Snapshot, hash_snapshot, read_snapshot
-from teacher.tokenizer import SnapshotTokenizer
-from teacher.tokenizer_parity import ParityResult, check_tokenizer
+from teacher.sides.roster import OnProgress, Roster, Sides
+from teacher.snapshot.folder import Snapshot, hash_snapshot, read_snapshot
+from teacher.snapshot.tokenizer import SnapshotTokenizer
 
 _WORST_POSITIONS, _CONTEXT_TOKENS = 10, 48
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from support.tiny_qwen35 import Sizes, write_gguf, write_snapshot  # noqa: E402 - the project above this folder
 from teacher.audit.quants import quantize_bytes  # noqa: E402
 from teacher.audit.tensors import audit_file  # noqa: E402
-from teacher.snapshot import read_snapshot  # noqa: E402
+from teacher.snapshot.folder import read_snapshot  # noqa: E402
 from teacher.verification import usable_processors  # noqa: E402
 
 TYPES = ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "IQ4_XS")
@@ -46,9 +46,7 @@ def requantize(source: Path, target: Path, kind: str) -> None:
             )
     for tensor in reader.tensors:
         if tensor.data.ndim == 2 and "conv1d" not in tensor.name:
-            writer.add_tensor(
-                tensor.name, quantize_bytes(kind, tensor.data), raw_dtype=gguf.GGMLQuantizationType[kind]
-            )
+            writer.add_tensor(tensor.name, quantize_bytes(kind, tensor.data), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.tiny_qwen35 import Sizes, write_snapshot  # noqa: E402 - the project above this folder
-from teacher.streams import ask_source  # noqa: E402
+from teacher.process.streams import ask_source  # noqa: E402
 from teacher.verification import usable_processors  # noqa: E402
 
 TOKENS = 512
@@ -39,12 +39,12 @@ class TeacherTimer:
     @staticmethod
     def answer(question: dict, spec: dict) -> list[float]:
         from receipts.cache_plan import plan_cache
-        from teacher.blocks import apply_layer, prepare_layer
-        from teacher.cache import allocate_slot
-        from teacher.device import mx
-        from teacher.head import OutputHead, embed
-        from teacher.snapshot import read_snapshot
-        from teacher.weights import WeightSource
+        from teacher.backend.device import mx
+        from teacher.model.blocks import apply_layer, prepare_layer
+        from teacher.model.cache import allocate_slot
+        from teacher.model.head import OutputHead, embed
+        from teacher.snapshot.folder import read_snapshot
+        from teacher.snapshot.weights import WeightSource
 
         snapshot = read_snapshot(spec["snapshot"])
         config, source = snapshot.config, WeightSource(snapshot)
@@ -72,7 +72,7 @@ class TransformersTimer:
     def answer(question: dict, spec: dict) -> list[float]:
         import torch
 
-        from teacher.reference import build_model, read_text_config
+        from teacher.sides.reference import build_model, read_text_config
 
         torch.set_num_threads(spec["threads"])
         folder = Path(spec["snapshot"])

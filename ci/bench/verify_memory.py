@@ -1,6 +1,6 @@
 """Peak memory of `teacher verify` on the shipped model, process by process, beside what the whole would take.
 
-    python ci/bench/verify_memory.py [--json]
+python ci/bench/verify_memory.py [--json]
 """
 
 import argparse

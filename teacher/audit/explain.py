@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from teacher.audit.mapping import NEGATIVE_EXP, PLAIN, PLUS_ONE, SourceTensor, TensorMap, expected_rows, map_tensors
-from teacher.snapshot import Snapshot
+from teacher.snapshot.folder import Snapshot
 
 F32 = npt.NDArray[np.float32]
 # A transformation explains a tensor when it takes away nine tenths of the error's energy and leaves a tenth of the
@@ -20,9 +20,7 @@ _FITS_DB, _BETTER_DB = 10.0, 10.0
 _ROWS_TRIED = 4
 
 
-def explain(
-    snapshot: Snapshot, mapping: TensorMap, rows: npt.NDArray[np.int64], found: F32, wanted: F32
-) -> str | None:
+def explain(snapshot: Snapshot, mapping: TensorMap, rows: npt.NDArray[np.int64], found: F32, wanted: F32) -> str | None:
     """Return the sentence of the known transformation that explains a tensor, None when none does.
 
     Args:
@@ -77,8 +75,9 @@ def _alternatives(
     if mapping.kind == "ssm_conv1d":
         yield "convolution taps reversed", lambda: taken(mapping)[:, ::-1]
     if mapping.kind == "attn_q":
-        yield "queries and gates of all heads stand in two halves, expected them in turn, head by head", (
-            lambda: _halves(snapshot, mapping, rows)
+        yield (
+            "queries and gates of all heads stand in two halves, expected them in turn, head by head",
+            (lambda: _halves(snapshot, mapping, rows)),
         )
         yield "gates and queries of each head have changed places", lambda: _halves(snapshot, mapping, rows, swap=True)
     for other in map_tensors(snapshot.config):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from teacher.config import FULL, ModelConfig
-from teacher.snapshot import Snapshot, read_bits, widen_bits
+from teacher.snapshot.config import FULL, ModelConfig
+from teacher.snapshot.folder import Snapshot, read_bits, widen_bits
 
 F32 = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
@@ -84,9 +84,7 @@ def map_tensors(config: ModelConfig) -> Iterator[TensorMap]:
     yield TensorMap(name="token_embd.weight", source="embed_tokens.weight", layer=None, kind="token_embd")
     if not config.tie_word_embeddings:
         yield TensorMap(name="output.weight", source="lm_head.weight", layer=None, kind="output")
-    yield TensorMap(
-        name="output_norm.weight", source="norm.weight", layer=None, kind="output_norm", function=PLUS_ONE
-    )
+    yield TensorMap(name="output_norm.weight", source="norm.weight", layer=None, kind="output_norm", function=PLUS_ONE)
     Hk, Hv, Dv = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
     heads = np.arange(Hv).reshape(Hk, Hv // Hk).T.ravel()
     lanes = (heads[:, None] * Dv + np.arange(Dv)).ravel()

@@ -15,11 +15,11 @@ import numpy as np
 from gguf import TokenType
 
 from receipts.findings import MetadataFinding
-from teacher.config import ModelConfig
-from teacher.gguf_file import GgufFile
-from teacher.gguf_match import ARCHITECTURE
+from teacher.gguf.file import GgufFile
+from teacher.gguf.match import ARCHITECTURE
 from teacher.json_file import read_bounded, read_object
-from teacher.tokenizer import SnapshotTokenizer
+from teacher.snapshot.config import ModelConfig
+from teacher.snapshot.tokenizer import SnapshotTokenizer
 
 # Real numbers are stored as F32, which holds them to one part in 2^24.
 _F32_DIGITS = 2.0**-23

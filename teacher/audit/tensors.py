@@ -25,9 +25,9 @@ from teacher.audit.mapping import NEGATIVE_EXP, SourceTensor, TensorMap, expecte
 from teacher.audit.metadata import audit_metadata
 from teacher.audit.quants import EXACT_FLOATS, Bytes, block_length, dequantize, quantize, row_bytes
 from teacher.audit.types import audit_types
-from teacher.gguf_file import GgufTensor, read_gguf
-from teacher.gguf_match import verify_matches
-from teacher.snapshot import Snapshot
+from teacher.gguf.file import GgufTensor, read_gguf
+from teacher.gguf.match import verify_matches
+from teacher.snapshot.folder import Snapshot
 
 _CHUNK = 1 << 16  # values at a time: their temporaries stay in a core's cache
 _SAMPLE = 1 << 15  # values on which the reachable SQNR is measured: its own error is then below 0.1 dB

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from receipts.findings import TypeFinding
-from teacher.config import ModelConfig
-from teacher.gguf_file import GgufFile
-from teacher.gguf_match import bits_of_types, file_label, required_tensors, type_family
+from teacher.gguf.file import GgufFile
+from teacher.gguf.match import bits_of_types, file_label, required_tensors, type_family
+from teacher.snapshot.config import ModelConfig
 
 _FLOATS = ("F32", "F16", "BF16")
 # The smallest block that every quantized type falls back to: rows that it does not divide stay floats rightly.

@@ -256,9 +256,7 @@ def first_disagreement(values: ctypes.Structure, fields: tuple[tuple[str, Any, o
     return None
 
 
-def _agreeing_layout(
-    handle: ctypes.CDLL, path: Path
-) -> tuple[str, type[ctypes.Structure], type[ctypes.Structure]]:
+def _agreeing_layout(handle: ctypes.CDLL, path: Path) -> tuple[str, type[ctypes.Structure], type[ctypes.Structure]]:
     """Return the layout in which every default of both structures stands where it should."""
     model = _structure("ModelParams", _MODEL_FIELDS)
     values = _bind(handle, path, "llama_model_default_params", model, ())()

@@ -19,9 +19,9 @@ from teacher.candidates.llama_abi import FLASH_ATTENTION, TYPES, load_library
 from teacher.candidates.llama_log import EngineLog
 from teacher.candidates.llama_trace import GraphTrace
 from teacher.candidates.llama_vocab import answer_tokenizer, load_model
-from teacher.frames import rows_per_frame
-from teacher.sources import LogitBlock, Plan
-from teacher.traces import TraceWriter
+from teacher.process.frames import rows_per_frame
+from teacher.process.sources import LogitBlock, Plan
+from teacher.process.traces import TraceWriter
 
 _BLOCK = 256  # llama.cpp rounds the context up to a multiple of this
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from receipts.errors import EngineFailedError
 from teacher.candidates.llama_abi import Library
-from teacher.traces import TraceWriter
+from teacher.process.traces import TraceWriter
 
 F32 = npt.NDArray[np.float32]
 EvalCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -76,9 +76,7 @@ class NodeReader:
         keep: told (name, how often the graph had that name before, result with the engine's slowest axis first).
     """
 
-    def __init__(
-        self, library: Library, wanted: Collection[str], keep: Callable[[str, int, F32], None]
-    ) -> None:
+    def __init__(self, library: Library, wanted: Collection[str], keep: Callable[[str, int, F32], None]) -> None:
         self._library, self._wanted, self._keep = library, frozenset(wanted), keep
         self._seen: dict[str, int] = {}
         self._error: Exception | None = None
@@ -125,9 +123,7 @@ class GraphTrace:
         layer, kind: the layer whose operations are kept, and what it is; None keeps none.
     """
 
-    def __init__(
-        self, library: Library, writer: TraceWriter, layers: int, layer: int | None, kind: str | None
-    ) -> None:
+    def __init__(self, library: Library, writer: TraceWriter, layers: int, layer: int | None, kind: str | None) -> None:
         self._writer = writer
         self._first, self._rows = 0, 0
         self._suffix = f"-{layer}"

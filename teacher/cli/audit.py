@@ -13,7 +13,7 @@ from teacher.audit.tensors import audit_file
 from teacher.cli.arguments import EXIT_CODES, add_inputs, add_output, positive
 from teacher.report.audit_table import print_audit
 from teacher.report.progress import StageProgress
-from teacher.snapshot import read_snapshot
+from teacher.snapshot.folder import read_snapshot
 
 
 def add(commands: Any) -> None:
@@ -28,9 +28,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    snapshot = read_snapshot(
-        arguments.snapshot, revision=arguments.revision, allow_download=arguments.download
-    )
+    snapshot = read_snapshot(arguments.snapshot, revision=arguments.revision, allow_download=arguments.download)
     total = sum(entry.stop - entry.start for entry in snapshot.tensors.values())
     done = 0
     with StageProgress(quiet=arguments.quiet) as progress:
@@ -40,9 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
             done += size
             progress("audit tensors", done, total)
 
-        audit = audit_file(
-            snapshot, arguments.gguf, threads=positive(arguments.threads, "--threads"), on_bytes=count
-        )
+        audit = audit_file(snapshot, arguments.gguf, threads=positive(arguments.threads, "--threads"), on_bytes=count)
     exit_code = 0 if audit.passed else 4
     if arguments.json:
         print(json.dumps({**audit.to_dict(), "exit_code": exit_code}))

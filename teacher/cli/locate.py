@@ -16,13 +16,13 @@ from receipts.cache_plan import MAX_SEQUENCE_TOKENS
 from receipts.errors import InputError
 from teacher.cli.arguments import EXIT_CODES, add_engine, add_inputs, add_output, engine_settings, positive
 from teacher.diagnose.locate import choose_examples, locate
-from teacher.gguf_file import read_gguf
-from teacher.gguf_match import verify_matches
-from teacher.plan import Plan, load_plan
+from teacher.gguf.file import read_gguf
+from teacher.gguf.match import verify_matches
+from teacher.plans.plan import Plan, load_plan
 from teacher.report.localisation_table import print_localisation
 from teacher.report.progress import StageProgress
-from teacher.run_sides import Roster
-from teacher.snapshot import read_snapshot
+from teacher.sides.roster import Roster
+from teacher.snapshot.folder import read_snapshot
 from teacher.verification import Options
 
 
@@ -43,9 +43,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    snapshot = read_snapshot(
-        arguments.snapshot, revision=arguments.revision, allow_download=arguments.download
-    )
+    snapshot = read_snapshot(arguments.snapshot, revision=arguments.revision, allow_download=arguments.download)
     config = snapshot.config
     verify_matches(read_gguf(arguments.gguf), config)
     if arguments.layer is not None and not 0 <= arguments.layer < config.num_hidden_layers:

@@ -52,9 +52,7 @@ def add(commands: Any) -> None:
         "--unquantized", type=Path, metavar="FILE.gguf",
         help="a GGUF of the source's own values (BF16 or F32), run too: what conversion and engine alone lose",
     )  # fmt: skip
-    verify.add_argument(
-        "--no-diagnosis", action="store_true", help="decide only: no four cells and no localisation"
-    )
+    verify.add_argument("--no-diagnosis", action="store_true", help="decide only: no four cells and no localisation")
     add_documents(verify)
     add_output(verify)
     verify.set_defaults(run=_run)

@@ -14,7 +14,7 @@ from receipts.errors import EngineFailedError
 from teacher.compare.metrics import SCORE_DTYPE, compare_rows
 from teacher.compare.statistics import mean_of, summarise_values
 from teacher.compare.worst import WorstRows
-from teacher.sources import Example, Plan
+from teacher.process.sources import Example, Plan
 
 _LEAST_NATS = 1e-14  # F64 sums over a vocabulary resolve no less
 Rows = npt.NDArray[np.float32]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from receipts.comparison import Comparison
-from teacher.alignment import CallDigest, align, digest_blocks
 from teacher.compare.accumulate import Pair, compare_streams
 from teacher.compare.worst import WorstRows
-from teacher.sources import LogitBlock, Plan
+from teacher.process.alignment import CallDigest, align, digest_blocks
+from teacher.process.sources import LogitBlock, Plan
 
 
 def compare_sides(

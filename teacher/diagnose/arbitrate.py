@@ -7,8 +7,8 @@ import math
 from receipts.comparison import Comparison
 from receipts.diagnosis import Arbitration
 from teacher.diagnose.examples import first_calls, nats, worst_example
-from teacher.plan import Example, Plan
-from teacher.run_sides import Roster, Sides
+from teacher.plans.plan import Example, Plan
+from teacher.sides.roster import Roster, Sides
 
 _TOKENS = 64  # the definition goes token by token, in F64
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from receipts.diagnosis import Culprit, EndError, LayerError, OperationError
-from teacher.gguf_file import read_gguf
+from teacher.gguf.file import read_gguf
 
 # An importance matrix or another search may leave up to 2 dB more plain error than the type's own quantizer (the audit
 # allows 3 of its own kind); twice the error is the first that it does not explain.
@@ -72,9 +72,7 @@ def find_culprits(
         amount = "values that are not finite" if error is None else f"an error of {error:.2g} of what it adds"
         within = f", first in its {operation}" if operation is not None and layer is not None else ""
         sentence = f"{place}: {subject}: {amount}{ending.format(band=f'{band:.2g}')}{within}"
-        found.append(
-            Culprit(part=part, layer=layer, operation=operation, error=error, band=band, sentence=sentence)
-        )
+        found.append(Culprit(part=part, layer=layer, operation=operation, error=error, band=band, sentence=sentence))
 
     def bands(one: EndError | OperationError) -> dict[str, tuple[float | None, float]]:
         return {

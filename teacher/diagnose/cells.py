@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from receipts.comparison import Comparison
 from receipts.diagnosis import Cells, Contrast
-from teacher.run_sides import Side, Sides
+from teacher.sides.roster import Side, Sides
 
 _STANDARD_ERRORS = 2.0  # holds 95 % of normal errors, as the shipped policies have it
 

@@ -10,13 +10,13 @@ from typing import TypeVar
 from receipts.comparison import Comparison
 from receipts.diagnosis import Arbitration, Cells, Diagnosis, Localisation
 from receipts.errors import EngineMissingError, NonFiniteError
-from teacher.config import ModelConfig
 from teacher.diagnose.arbitrate import arbitrate, disagrees
 from teacher.diagnose.bands import carried_state, file_engine_band
 from teacher.diagnose.cells import measure_cells
 from teacher.diagnose.locate import choose_examples, locate
 from teacher.diagnose.state import examine_state
-from teacher.run_sides import OnProgress, Roster, Sides
+from teacher.sides.roster import OnProgress, Roster, Sides
+from teacher.snapshot.config import ModelConfig
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from receipts.comparison import Comparison
-from teacher.plan import Plan
+from teacher.plans.plan import Plan
 
 
 def worst_example(plan: Plan, found: Comparison) -> int | None:

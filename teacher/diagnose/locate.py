@@ -10,14 +10,14 @@ from receipts.comparison import Comparison
 from receipts.diagnosis import Culprit, EndError, LayerError, Localisation, OperationError
 from receipts.errors import InputError
 from receipts.plain import from_plain
-from teacher.config import ModelConfig
 from teacher.diagnose.bands import REFERENCE_BAND, file_engine_band, find_culprits
 from teacher.diagnose.examples import first_calls, worst_example
-from teacher.plan import Plan
-from teacher.run_sides import OnProgress, Roster
-from teacher.sources import PlainExample, PlainPlan, plan_form
-from teacher.streams import Progress, ask_source, trace_source
-from teacher.traces import Trace
+from teacher.plans.plan import Plan
+from teacher.process.sources import PlainExample, PlainPlan, plan_form
+from teacher.process.streams import Progress, ask_source, trace_source
+from teacher.process.traces import Trace
+from teacher.sides.roster import OnProgress, Roster
+from teacher.snapshot.config import ModelConfig
 
 _MOST_TOKENS = 512  # of all examples that are traced
 _LOOKED_INTO = 2  # layers out of band of each part whose operations are compared

@@ -18,16 +18,16 @@ import numpy.typing as npt
 from receipts.cache_plan import CachePlan, plan_cache
 from receipts.diagnosis import EndError, LayerError, OperationError
 from teacher.audit.mapping import Order, map_tensors
-from teacher.blocks import LayerWeights, Tap, apply_layer, no_tap, prepare_layer, rms_norm, widen
-from teacher.cache import allocate_slot
-from teacher.config import ModelConfig
-from teacher.device import mx
-from teacher.gguf_weights import GgufWeights, RequantizedWeights
-from teacher.replay import call_spans
-from teacher.snapshot import read_snapshot
-from teacher.sources import plain_plan
-from teacher.traces import Trace, TraceWriter
-from teacher.weights import Weights, WeightSource
+from teacher.backend.device import mx
+from teacher.gguf.weights import GgufWeights, RequantizedWeights
+from teacher.model.blocks import LayerWeights, Tap, apply_layer, no_tap, prepare_layer, rms_norm, widen
+from teacher.model.cache import allocate_slot
+from teacher.process.sources import plain_plan
+from teacher.process.traces import Trace, TraceWriter
+from teacher.run.replay import call_spans
+from teacher.snapshot.config import ModelConfig
+from teacher.snapshot.folder import read_snapshot
+from teacher.snapshot.weights import Weights, WeightSource
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -66,9 +66,7 @@ class Locator:
         self._folder = Path(question["folder"])
         self._candidate = _trace(question["candidate"])
         self._reference = _trace(question["reference"])
-        first_calls = [
-            np.arange(len(example.token_ids)) < example.calls[0] for example in self._plan.examples
-        ]
+        first_calls = [np.arange(len(example.token_ids)) < example.calls[0] for example in self._plan.examples]
         self._first_calls = np.concatenate(first_calls)
 
     def locate(self, on_layer: Callable[[int, int, str], Any]) -> dict[str, Any]:
@@ -223,9 +221,7 @@ class Locator:
         return after
 
 
-def answer(
-    question: Mapping[str, Any], spec: Mapping[str, Any], on_progress: Callable[[int, int, str], Any]
-) -> Any:
+def answer(question: Mapping[str, Any], spec: Mapping[str, Any], on_progress: Callable[[int, int, str], Any]) -> Any:
     """Answer {"locate": ..., "layer": one layer alone, or None}, or {"operations": ...} of a "layer" and "facts"."""
     if "locate" in question:
         locator = Locator(question["locate"], spec)

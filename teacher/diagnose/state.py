@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 
 from receipts.comparison import Comparison
-from teacher.call_shape import CallShape
 from teacher.diagnose.examples import nats
-from teacher.plan import Plan
-from teacher.run_sides import Side, Sides
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Plan
+from teacher.sides.roster import Side, Sides
 
 # The same tokens in other calls differ by the rounding of activations, which moves a mean of n positions by far less
 # than its half; below a ten-thousandth of a nat no shipped policy would fail.
@@ -22,9 +22,7 @@ _SHARED_TOKENS = 8  # a prompt cache is of use, and a shared beginning no accide
 Maker = Callable[[str, Plan], Side]
 
 
-def examine_state(
-    sides: Sides, expected: Maker, engine: Maker, plan: Plan, within: Comparison
-) -> tuple[str, ...]:
+def examine_state(sides: Sides, expected: Maker, engine: Maker, plan: Plan, within: Comparison) -> tuple[str, ...]:
     """Return what was found out, as sentences; none when the engine starts each example afresh and carries its calls.
 
     Args:

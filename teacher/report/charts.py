@@ -129,9 +129,7 @@ def tensor_margins(audit: Audit) -> str:
     column = {number: index for index, number in enumerate(numbers)}
     row = {kind: index for index, kind in enumerate(kinds)}
     found = {
-        (row[tensor.kind], column[layer]): tensor
-        for layer, tensor in inside
-        if tensor.kind in row and layer in column
+        (row[tensor.kind], column[layer]): tensor for layer, tensor in inside if tensor.kind in row and layer in column
     }
     present = [[0.0 if (i, j) in found else math.nan for j in range(len(numbers))] for i in range(len(kinds))]
     margins = [[_margin_db(found.get((i, j))) for j in range(len(numbers))] for i in range(len(kinds))]

@@ -77,5 +77,3 @@ def _markdown(run: RunCheck) -> str:
     from teacher.report.markdown import render_markdown
 
     return render_markdown(run)
-
-

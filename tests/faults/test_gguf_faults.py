@@ -10,9 +10,9 @@ import pytest
 
 from receipts.errors import GgufError
 from support.gguf_tools import edit_gguf, entry, raw_gguf, tensor_of, text
-from teacher.config import read_config
-from teacher.gguf_file import read_gguf
-from teacher.gguf_match import verify_matches
+from teacher.gguf.file import read_gguf
+from teacher.gguf.match import verify_matches
+from teacher.snapshot.config import read_config
 
 SMALL = 4 << 20
 OID = "4d7a" * 16
@@ -296,9 +296,7 @@ def test_an_mtp_block_that_is_not_declared_is_named(tiny_gguf, tmp_path, sentenc
         ("m-F32.gguf", 0, []),
     ],
 )
-def test_a_name_or_a_file_type_that_lies_about_the_types_is_noted(
-    tiny_gguf, tmp_path, config, name, file_type, parts
-):
+def test_a_name_or_a_file_type_that_lies_about_the_types_is_noted(tiny_gguf, tmp_path, config, name, file_type, parts):
     path = edit_gguf(tiny_gguf, tmp_path / name, metadata={"general.file_type": file_type})
     notes = verify_matches(read_gguf(path), config)
     assert len(notes) == len(parts)

@@ -10,13 +10,13 @@ from receipts.chain import verify_run
 from receipts.golden import Golden, check_run
 from support.gguf_tools import edit_gguf, tensor_of
 from support.plans import centred_difference, kl_nats, plan_of, replayed_logits
-from teacher.arbiter import forward
 from teacher.cli import main
-from teacher.plan import load_plan
-from teacher.snapshot import open_snapshot, read_snapshot
-from teacher.streams import run_source
-from teacher.tokenizer import SnapshotTokenizer
-from teacher.weights import WeightSource
+from teacher.model.arbiter import forward
+from teacher.plans.plan import load_plan
+from teacher.process.streams import run_source
+from teacher.snapshot.folder import open_snapshot, read_snapshot
+from teacher.snapshot.tokenizer import SnapshotTokenizer
+from teacher.snapshot.weights import WeightSource
 
 needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="needs the package xllamacpp (llama.cpp)"

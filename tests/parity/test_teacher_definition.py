@@ -5,10 +5,10 @@ import pytest
 
 from support.plans import centred_difference, kl_nats, plan_of, random_ids, replayed_logits
 from support.tiny_qwen35 import Sizes, write_snapshot
-from teacher.arbiter import forward
-from teacher.call_shape import CallShape
-from teacher.snapshot import read_snapshot
-from teacher.weights import WeightSource
+from teacher.model.arbiter import forward
+from teacher.plans.call_shape import CallShape
+from teacher.snapshot.folder import read_snapshot
+from teacher.snapshot.weights import WeightSource
 
 # F32 keeps 2^-24 of a value. A logit here is of size 15 and has passed four layers of sums over at most 160 terms
 # and, in the linear layers, products that a chunk's triangular inverse can amplify; with 1e3 for both that is

@@ -35,10 +35,13 @@ def sizes(layers=4, **changes):
 
 
 # From the specification this profile re-creates.
-@pytest.mark.parametrize(("layers", "value_heads", "tokens", "total", "layout"), [
-    (64, 48, 4096, 850657280, "e6c958ebba45b5e1f313d52974545eeadad43565e68eed42237eaa0991f44617"),
-    (32, 32, 512, 138936320, "0d331471e053c1840224353e6afa5728e13d15b79c6588f737214f8cb926dd8b"),
-])
+@pytest.mark.parametrize(
+    ("layers", "value_heads", "tokens", "total", "layout"),
+    [
+        (64, 48, 4096, 850657280, "e6c958ebba45b5e1f313d52974545eeadad43565e68eed42237eaa0991f44617"),
+        (32, 32, 512, 138936320, "0d331471e053c1840224353e6afa5728e13d15b79c6588f737214f8cb926dd8b"),
+    ],
+)
 def test_published_layouts_reproduce(layers, value_heads, tokens, total, layout):
     plan = plan_cache(sizes(layers, linear_num_value_heads=value_heads), tokens)
     assert plan.total_payload_bytes == total
@@ -64,24 +67,27 @@ def test_a_kernel_of_one_tap_still_has_one_column_of_history():
     assert plan_cache(sizes(linear_conv_kernel_dim=1), 7).buffer_records[0].shape[1] == 1
 
 
-@pytest.mark.parametrize(("tokens", "changes", "words"), [
-    (0, {}, "1 to 4096 tokens"),
-    (4097, {}, "got 4097"),
-    (101, {"max_position_embeddings": 100}, "model limit 100"),
-    (7, {"dense": False}, "mixture of experts"),
-    (7, {"intermediate_size": None}, "mixture of experts"),
-    (7, {"num_hidden_layers": 0, "layer_types": ()}, "1 to 256 layers"),
-    (7, {"num_hidden_layers": 5}, "layer_types for 5 layers, got 4"),
-    (7, {"layer_types": ("linear_attention",) * 3 + ("sliding_attention",)}, "layer 3"),
-    (7, {"layer_types": ("linear_attention",) * 4}, "no full_attention layer"),
-    (7, {"layer_types": ("full_attention",) * 4}, "no linear_attention layer"),
-    (7, {"linear_num_value_heads": 40}, "multiple of 16 key heads"),
-    (7, {"linear_num_value_heads": 8}, "multiple of 16 key heads"),
-    (7, {"head_dim": 0}, "head_dim"),
-    (7, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
-    (7, {"linear_key_head_dim": 2**32 - 1, "linear_value_head_dim": 2**32 - 1}, "expected at most"),
-    (4096, {"num_key_value_heads": 1024}, "2147483648 bytes"),
-])
+@pytest.mark.parametrize(
+    ("tokens", "changes", "words"),
+    [
+        (0, {}, "1 to 4096 tokens"),
+        (4097, {}, "got 4097"),
+        (101, {"max_position_embeddings": 100}, "model limit 100"),
+        (7, {"dense": False}, "mixture of experts"),
+        (7, {"intermediate_size": None}, "mixture of experts"),
+        (7, {"num_hidden_layers": 0, "layer_types": ()}, "1 to 256 layers"),
+        (7, {"num_hidden_layers": 5}, "layer_types for 5 layers, got 4"),
+        (7, {"layer_types": ("linear_attention",) * 3 + ("sliding_attention",)}, "layer 3"),
+        (7, {"layer_types": ("linear_attention",) * 4}, "no full_attention layer"),
+        (7, {"layer_types": ("full_attention",) * 4}, "no linear_attention layer"),
+        (7, {"linear_num_value_heads": 40}, "multiple of 16 key heads"),
+        (7, {"linear_num_value_heads": 8}, "multiple of 16 key heads"),
+        (7, {"head_dim": 0}, "head_dim"),
+        (7, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+        (7, {"linear_key_head_dim": 2**32 - 1, "linear_value_head_dim": 2**32 - 1}, "expected at most"),
+        (4096, {"num_key_value_heads": 1024}, "2147483648 bytes"),
+    ],
+)
 def test_what_the_plan_refuses(tokens, changes, words):
     with pytest.raises(PlanError, match=words):
         plan_cache(sizes(**changes), tokens)
@@ -134,13 +140,16 @@ def test_a_receipt_survives_json(value):
     assert CachePlan.from_dict(value.plan.to_dict()) == value.plan
 
 
-@pytest.mark.parametrize("change", [
-    {"device_name": "Apple M8"},
-    {"actual_payload_bytes": 1},
-    {"fresh_semantic_state": False},
-    {"device_registry_id": 5},
-    {"receipt_sha256": "0" * 64},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device_name": "Apple M8"},
+        {"actual_payload_bytes": 1},
+        {"fresh_semantic_state": False},
+        {"device_registry_id": 5},
+        {"receipt_sha256": "0" * 64},
+    ],
+)
 def test_a_changed_receipt_no_longer_reproduces(change):
     with pytest.raises(DigestMismatchError, match="receipt_sha256"):
         verify_receipt(dataclasses.replace(receipt(), **change))

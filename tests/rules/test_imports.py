@@ -32,12 +32,14 @@ def test_the_rule_above_can_fail(tmp_path):
     assert loaded_by(["hasty"], tmp_path) & ENGINES == {"numpy"}
 
 
-@pytest.mark.parametrize("module", ["teacher.reference", "teacher.candidates.llama_cpp", "teacher.worker"])
+@pytest.mark.parametrize(
+    "module", ["teacher.sides.reference", "teacher.candidates.llama_cpp", "teacher.process.worker"]
+)
 def test_a_peer_never_loads_mlx_into_its_process(module):
     assert "mlx" not in loaded_by([module])
 
 
-@pytest.mark.parametrize("module", ["teacher.teacher_source", "teacher.api"])
+@pytest.mark.parametrize("module", ["teacher.sides.teacher_source", "teacher.api"])
 def test_the_teacher_never_loads_torch_into_its_process(module):
     assert "torch" not in loaded_by([module])
 

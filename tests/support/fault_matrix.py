@@ -23,10 +23,10 @@ import numpy as np
 from receipts.errors import HarnessError
 from support.gguf_tools import edit_gguf, tensor_of
 from teacher.audit.mapping import SourceTensor, expected_rows, map_tensors
-from teacher.gguf_file import read_gguf
-from teacher.plan import load_plan
-from teacher.run_sides import Side, Sides
-from teacher.snapshot import read_snapshot
+from teacher.gguf.file import read_gguf
+from teacher.plans.plan import load_plan
+from teacher.sides.roster import Side, Sides
+from teacher.snapshot.folder import read_snapshot
 from teacher.verification import Options, run_verification
 
 ROOT = Path(__file__).parents[2]
@@ -187,9 +187,7 @@ def _verify(snapshot: Path, path: Path, options: Options, *, plan: Path | None, 
     """Verify a file as a user does."""
     began = time.monotonic()
     try:
-        outcome = run_verification(
-            snapshot, path, plan, policy, out=None, options=options, on_progress=lambda *_: None
-        )
+        outcome = run_verification(snapshot, path, plan, policy, out=None, options=options, on_progress=lambda *_: None)
     except HarnessError as error:
         return Found(
             verdict=type(error).__name__, sentences=(str(error),), findings=(str(error),), culprits=(),
@@ -232,9 +230,7 @@ def keys(**changes: Any) -> Edit:
 
 def edited_list(key: str, change: Callable[[list[Any]], list[Any]]) -> Edit:
     """Change a list in the metadata."""
-    return lambda base, target: edit_gguf(
-        base, target, metadata={key: change(list(read_gguf(base).metadata[key]))}
-    )
+    return lambda base, target: edit_gguf(base, target, metadata={key: change(list(read_gguf(base).metadata[key]))})
 
 
 def block(name: str, data: list[int]) -> Edit:

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 
 import teacher.diagnose.locator as locator
-import teacher.replay as replay
-import teacher.teacher_source as teacher_source
+import teacher.run.replay as replay
+import teacher.sides.teacher_source as teacher_source
 from receipts.cache_plan import plan_cache
 from teacher.audit.mapping import map_tensors
-from teacher.blocks import apply_layer, no_tap, prepare_layer
-from teacher.cache import FullSlot, LinearSlot, allocate_slot
-from teacher.device import mx
-from teacher.gguf_weights import GgufWeights
-from teacher.head import OutputHead, embed
-from teacher.precision import measure
-from teacher.replay import call_spans
-from teacher.snapshot import read_snapshot
-from teacher.sources import LogitBlock
-from teacher.teacher_source import TeacherSource
+from teacher.backend.device import mx
+from teacher.backend.precision import measure
+from teacher.gguf.weights import GgufWeights
+from teacher.model.blocks import apply_layer, no_tap, prepare_layer
+from teacher.model.cache import FullSlot, LinearSlot, allocate_slot
+from teacher.model.head import OutputHead, embed
+from teacher.process.sources import LogitBlock
+from teacher.run.replay import call_spans
+from teacher.sides.teacher_source import TeacherSource
+from teacher.snapshot.folder import read_snapshot
 
 SNAPSHOT = Path(__file__).parents[2] / "golden" / "qwen35-tiny"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from teacher.reference import TransformersReference
+from teacher.sides.reference import TransformersReference
 
 
 class PatchedPyTorch(TransformersReference):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from receipts.errors import HarnessError
-from teacher.sources import LogitBlock
+from teacher.process.sources import LogitBlock
 
 WIDTH = 11
 
@@ -136,7 +136,7 @@ class BuiltReferences:
 
     @staticmethod
     def answer(question, spec, on_progress):
-        from teacher.reference import TransformersReference
+        from teacher.sides.reference import TransformersReference
 
         found = {}
         for folder in question["folders"]:

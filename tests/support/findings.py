@@ -17,7 +17,9 @@ from receipts.diagnosis import (
 from receipts.findings import Audit, MetadataFinding, TensorFinding, TypeFinding
 from support.run_folder import comparison
 
-HOSTILE = "<script>alert('x')</script> | `code` $\\frac{1}$ ]]> \x1b[31m\u202e\nnext **bold** @somebody https://e.example"
+HOSTILE = (
+    "<script>alert('x')</script> | `code` $\\frac{1}$ ]]> \x1b[31m\u202e\nnext **bold** @somebody https://e.example"
+)
 KINDS = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate", "ssm_a", "ssm_conv1d", "ssm_dt",
     "ssm_norm", "ssm_out", "ffn_gate", "ffn_up", "ffn_down",

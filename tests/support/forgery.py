@@ -29,9 +29,7 @@ def forge(folder: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> 
     for file, used in USES.items():  # what is used stands before what uses it
         if file == "verdict.json":
             report = Report.from_dict(forms["report.json"])
-            verdict = decide(
-                report, policy, report_sha256=digests["report.json"], policy_sha256=digests["policy.toml"]
-            )
+            verdict = decide(report, policy, report_sha256=digests["report.json"], policy_sha256=digests["policy.toml"])
             forms[file] = verdict.to_dict()
         elif used:
             forms[file]["uses"] = {other: digests[other] for other in used}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from teacher.call_shape import CallShape
-from teacher.plan import Example, Plan
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Example, Plan
 
 
 def random_ids(count: int, below: int, seed: int = 0) -> tuple[int, ...]:
@@ -27,10 +27,10 @@ def plan_of(*examples: tuple[Sequence[int], Sequence[int]]) -> Plan:
 
 def replayed_logits(snapshot, plan: Plan, capacity: int) -> list[np.ndarray]:
     """The teacher's logits of each example, [T, V] float32."""
-    from teacher.device import mx
-    from teacher.head import OutputHead
-    from teacher.replay import call_spans, replay
-    from teacher.weights import WeightSource
+    from teacher.backend.device import mx
+    from teacher.model.head import OutputHead
+    from teacher.run.replay import call_spans, replay
+    from teacher.snapshot.weights import WeightSource
 
     found = replay(snapshot, plan, max_sequence_tokens=capacity)
     head = OutputHead(WeightSource(snapshot), snapshot.config)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from receipts.errors import NonFiniteError
-from teacher.sources import LogitBlock
+from teacher.process.sources import LogitBlock
 
 WIDTH = 11
 

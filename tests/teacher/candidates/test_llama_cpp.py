@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType, GGUFReader, dequantize
 from receipts.errors import EngineFailedError, EngineMissingError, GgufError, HarnessError
 from support.gguf_tools import edit_gguf
 from support.plans import centred_difference, kl_nats, plan_of, random_ids
-from teacher.call_shape import CallShape
-from teacher.streams import run_source
+from teacher.plans.call_shape import CallShape
+from teacher.process.streams import run_source
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="needs the package xllamacpp (llama.cpp)"

@@ -59,7 +59,7 @@ def test_small_divergences_keep_their_digits(scale):
     actual = expected.copy()
     step = np.float32(np.abs(expected[0, 2]) * scale) or np.float32(scale)
     actual[:, 2] = actual[:, 2] + step
-    delta = (actual[:, 2].astype(np.float64) - expected[:, 2])
+    delta = actual[:, 2].astype(np.float64) - expected[:, 2]
     p = np.array([softmax(row[:REAL])[2] for row in expected], np.float64)
     want = 0.5 * p * (1 - p) * delta**2
     assert np.allclose(score(expected, actual)["kl_nats"], want, rtol=1e-2, atol=1e-30)

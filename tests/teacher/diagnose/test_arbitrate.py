@@ -7,10 +7,10 @@ import pytest
 from receipts.comparison import Where
 from support.plans import random_ids
 from support.run_folder import comparison
-from teacher.call_shape import CallShape
 from teacher.diagnose.arbitrate import _sentence, arbitrate, disagrees
-from teacher.plan import Example, Plan
-from teacher.run_sides import Roster, Sides
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Example, Plan
+from teacher.sides.roster import Roster, Sides
 
 LIMIT = 1e-6
 PLAN = Plan(

@@ -9,7 +9,7 @@ import pytest
 from support.gguf_tools import edit_gguf, tensor_of
 from teacher.cli import main
 from teacher.diagnose.locate import choose_examples
-from teacher.plan import load_plan
+from teacher.plans.plan import load_plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,9 +102,7 @@ def test_what_cannot_be_traced_is_refused(tiny, tiny_gguf, tmp_path, capsys, opt
 
 
 def test_a_traced_plan_keeps_calls_and_stays_short(golden):
-    plan = load_plan(
-        None, golden / "qwen35-tiny", vocabulary_rows=2048, max_sequence_tokens=4096, call_shape="decode"
-    )
+    plan = load_plan(None, golden / "qwen35-tiny", vocabulary_rows=2048, max_sequence_tokens=4096, call_shape="decode")
     traced = choose_examples(plan, None)
     assert len(traced.examples) == 2
     assert all(sum(one.calls) == len(one.token_ids) <= 256 for one in traced.examples)

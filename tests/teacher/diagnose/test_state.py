@@ -6,9 +6,9 @@ import pytest
 
 from receipts.comparison import Bucket
 from support.run_folder import comparison
-from teacher.call_shape import CallShape
 from teacher.diagnose.state import examine_state
-from teacher.plan import Example, Plan
+from teacher.plans.call_shape import CallShape
+from teacher.plans.plan import Example, Plan
 
 
 def example(name, ids, calls=(6, 4)):

@@ -1,0 +1,1 @@
+"""What computes: the device, its BLAS, and the measurement that it is true F32."""

@@ -1,0 +1,1 @@
+"""What is run: examples, the calls they are cut into, and the built-in plan."""

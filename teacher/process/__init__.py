@@ -1,0 +1,1 @@
+"""Every engine in a process of its own: what it yields and how that travels."""

@@ -1,0 +1,1 @@
+"""How calls are run: one session over one cache, and the layer-major replay."""

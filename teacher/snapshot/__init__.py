@@ -1,0 +1,1 @@
+"""The model as released: its folder, its tensors and its tokenizer."""
