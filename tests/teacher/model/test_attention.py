@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from teacher.model import attention
 from teacher.backend.device import mx
+from teacher.model import attention
 
 HQ, HKV, WIDTH = 6, 2, 10
 
